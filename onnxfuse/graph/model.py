@@ -111,14 +111,14 @@ class Model:
         """The model as a ModelProto. Tensors of the source file are referenced, not copied, until it is saved."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.header)
-        self._export_graph(self.graph, proto.graph)
+        del proto.functions[:]
+        self._export_graph(self.graph, proto.graph, self._homes())
         for name, (tensor, info) in self._overridable.items():
             proto.graph.initializer.append(tensor)
             if all(i.name != name for i in proto.graph.input):
                 proto.graph.input.append(info)
         for function, original in zip(self.functions, self.header.functions, strict=True):
             self._export_function(function, original, proto.functions.add())
-        del proto.functions[: len(self.functions)]
         self._set_opsets(proto)
         return proto
 
@@ -128,55 +128,42 @@ class Model:
         for domain in sorted(used):
             proto.opset_import.append(onnx.helper.make_opsetid(domain, self.opsets.get(domain, 1)))
 
-    def _export_graph(self, graph: Graph, proto: onnx.GraphProto) -> None:
+    def _homes(self) -> dict[int, Graph]:
+        """For each constant, the graph that it is written with: the outermost one that reads it."""
+        homes: dict[int, Graph] = {}
+        for graph in self.graphs():
+            for value in [*(v for node in graph.nodes for v in node.inputs), *graph.outputs]:
+                if isinstance(value, Constant):
+                    homes.setdefault(id(value), graph)
+        return homes
+
+    def _export_graph(self, graph: Graph, proto: onnx.GraphProto, homes: dict[int, Graph]) -> None:
         proto.name = graph.name or "graph"
         if graph.doc_string:
             proto.doc_string = graph.doc_string
-        for value in graph.inputs:
-            proto.input.append(_value_info(value))
-        for value in graph.outputs:
-            proto.output.append(_value_info(value))
-        interface = {id(v) for v in [*graph.inputs, *graph.outputs]}
-        seen: set[int] = set()
-        overridable = self._overridable
+        proto.input.extend(_value_info(value) for value in graph.inputs)
+        proto.output.extend(_value_info(value) for value in graph.outputs)
+        written = {id(v) for v in graph.inputs}
+        interface = written | {id(v) for v in graph.outputs}
         for node in graph.nodes:
-            proto.node.append(self._export_node(node))
-            for value in node.inputs:
-                if isinstance(value, Constant) and id(value) not in seen and value.name not in overridable:
-                    seen.add(id(value))
-                    if value.__dict__.get("_home", graph) is graph and self._belongs(value, graph):
-                        _append_initializer(proto, value)
+            proto.node.append(self._export_node(node, homes))
             for value in node.outputs:
                 info = value.__dict__.get("declared")
                 if info is not None and id(value) not in interface and info.name == value.name:
                     proto.value_info.append(info)
-        for value in graph.outputs:
-            if isinstance(value, Constant) and id(value) not in seen:
-                seen.add(id(value))
+        for value in [*(v for node in graph.nodes for v in node.inputs), *graph.outputs]:
+            if isinstance(value, Constant) and id(value) not in written and homes.get(id(value)) is graph:
+                written.add(id(value))
                 _append_initializer(proto, value)
 
-    def _belongs(self, value: Constant, graph: Graph) -> bool:
-        """Whether the constant is written with this graph: with the outermost graph that reads it."""
-        if not hasattr(self, "_homes") or self._homes is None:
-            self._homes = {}
-            for candidate in self.graphs():
-                for node in candidate.nodes:
-                    for read in node.inputs:
-                        if isinstance(read, Constant):
-                            self._homes.setdefault(id(read), candidate)
-                for output in candidate.outputs:
-                    if isinstance(output, Constant):
-                        self._homes.setdefault(id(output), candidate)
-        return self._homes.get(id(value)) is graph
-
-    def _export_node(self, node: Node) -> onnx.NodeProto:
+    def _export_node(self, node: Node, homes: dict[int, Graph]) -> onnx.NodeProto:
         proto = onnx.NodeProto()
         source = node.source
         if source is not None:
-            if source.doc_string:
+            if source.HasField("doc_string"):
                 proto.doc_string = source.doc_string
             proto.metadata_props.extend(source.metadata_props)
-            if source.overload:
+            if source.HasField("overload"):
                 proto.overload = source.overload
         proto.op_type = node.op
         if node.name:
@@ -190,7 +177,7 @@ class Model:
         for name, value in node.attrs.items():
             if isinstance(value, gs.Graph):
                 attribute = onnx.AttributeProto(name=name, type=onnx.AttributeProto.GRAPH)
-                self._export_graph(value, attribute.g)
+                self._export_graph(value, attribute.g, homes)
             elif name in originals and name in parsed and (parsed[name] is value or _same(parsed[name], value)):
                 attribute = originals[name]
             else:
@@ -213,7 +200,7 @@ class Model:
                     tensor = TensorProto()
                     tensor.CopyFrom(_tensor(value))
                     proto.node.append(onnx.helper.make_node("Constant", [], [value.name], value=tensor))
-            proto.node.append(self._export_node(node))
+            proto.node.append(self._export_node(node, {}))
 
     def save(self, path: Path, external_data: bool | None = None) -> None:
         """Write the model beside `path` and rename it into place; a failure leaves an old file as it was.
@@ -225,7 +212,6 @@ class Model:
         Raises:
             OutputError: `path` cannot be written.
         """
-        self._homes = None
         proto = self.to_proto()
         size = sum(_nbytes(t) for t in proto.graph.initializer)
         if external_data is None:
