@@ -116,7 +116,9 @@ def check_external(tensor: onnx.TensorProto, base_dir: Path) -> str | None:
         return f"tensor `{tensor.name}`: external data file `{location}` is missing"
     needed = int(info.get("offset", 0)) + int(info.get("length", 0))
     if path.stat().st_size < needed:
-        return f"tensor `{tensor.name}`: external data file `{location}` has {path.stat().st_size} bytes, {needed} needed"
+        return (
+            f"tensor `{tensor.name}`: external data file `{location}` has {path.stat().st_size} bytes, {needed} needed"
+        )
     return None
 
 
