@@ -1,0 +1,325 @@
+"""Hold fused models to the original one, on input sets that the original can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError, VerificationError
+from onnxfuse.runtime import archive, feeds, oracle, scenarios
+from onnxfuse.runtime.session import Runner
+from onnxfuse.verify.compare import Comparison, compare
+
+#: Above this many bytes of weights there is no float64 oracle (it would double them); the unfused model without ONNX
+#: Runtime's optimizations is the oracle then.
+WIDE_LIMIT = 400_000_000
+#: Above these sizes fewer and shorter input sets are run.
+MEDIUM, HUGE = 64_000_000, 1_000_000_000
+#: A set in which more than this share of elements is disputed says nothing and is left out.
+ILL_CONDITIONED = 0.6
+
+_QUANTIZED = frozenset({
+    "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulInteger",
+    "MatMulIntegerToFloat", "QLinearMatMul", "MatMulNBits", "QAttention", "QLinearConv", "ConvInteger",
+})
+
+
+@dataclass
+class Verdict:
+    """Whether a fused model is right.
+
+    Attributes:
+        status: `passed`; `structure-only` (right, but run in a wider dtype, since the provider here has no kernels for
+            the model's own); `failed`; `unverified` (could not be run).
+        outputs: per output the worst over all sets: name, error, unfused_error, worst (set, index, values).
+        problems: what is wrong, in words.
+        failing: names of the input sets that failed.
+        sets: names of all input sets.
+        notes: dtype of the oracle, what was dropped or learned.
+    """
+
+    status: str
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failing: list[str] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)
+    oracle: str = ""
+    provider: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.status in ("passed", "structure-only")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"status": self.status, "oracle": self.oracle, "provider": self.provider, "sets": self.sets,
+                "outputs": self.outputs, "problems": self.problems, "notes": self.notes}
+
+
+class Verifier:
+    """Prepared once for an original model; checks any number of rewrites of it.
+
+    Args:
+        proto: the original model.
+        base_dir: folder of its external data.
+        provider: `cpu` or `cuda`.
+        seed: of the generated inputs.
+        shapes: input shapes that hold in every set.
+        inputs: .npz file with input sets to use instead of generated ones.
+        limit: at most so many sets.
+        custom_ops: custom-op libraries that the models need.
+
+    Raises:
+        VerificationError: the original model does not run here in any dtype.
+        InputDataError: no input set can be made, or the given one does not fit.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, *, base_dir: Path | None = None, provider: str = "cpu", seed: int = 0,
+        shapes: Mapping[str, tuple[int, ...]] | None = None, inputs: str | Path | None = None,
+        limit: int | None = None, custom_ops: Iterable[str | Path] = (),
+    ) -> None:
+        self._proto = proto
+        self._base_dir = base_dir
+        self._provider = provider
+        self._custom_ops = tuple(custom_ops)
+        self.dtype = narrowest(proto)
+        self.quantized = bool(_QUANTIZED & _ops(proto))
+        self.notes: list[str] = []
+        self.structure_only = False
+        self._unfused = self._make_unfused()
+        self.specs = feeds.input_specs(proto)
+        self.sets = self._make_sets(seed, shapes, inputs, limit)
+        self.oracle_dtype = ""
+        self._truth = self._make_truth()
+
+    # -- preparing -----------------------------------------------------------------------------------------------------
+
+    def _make_unfused(self) -> Runner:
+        try:
+            return Runner(self._proto, self._provider, base_dir=self._base_dir, custom_ops=self._custom_ops)
+        except ModelError as error:
+            reason = error.message
+        try:
+            runner = oracle.runner(
+                self._proto, "float32", self._provider, base_dir=self._base_dir, custom_ops=self._custom_ops
+            )
+        except ModelError as wide:
+            raise VerificationError(
+                f"the original model does not run on `{self._provider}`: {reason} ({wide.message})",
+                hint="--no-verify writes the result without running it",
+            ) from wide
+        self.structure_only = True
+        self.notes.append(f"compared in float32, since the original does not run in {self.dtype} here: {reason}")
+        return runner
+
+    def _run(self, runner: Runner, values: Mapping[str, np.ndarray], to: str | None) -> dict[str, np.ndarray]:
+        return runner.run(oracle.cast_feeds(values, to) if to else values)
+
+    def _make_sets(
+        self, seed: int, shapes: Mapping[str, tuple[int, ...]] | None, inputs: str | Path | None, limit: int | None
+    ) -> list[scenarios.InputSet]:
+        to = "float32" if self.structure_only else None
+
+        def run(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return self._run(self._unfused, values, to)
+
+        if inputs is not None:
+            given = archive.load_npz(inputs, self.specs)
+            try:
+                return [scenarios.InputSet(f"{Path(inputs).name} {i}", v, run(v)) for i, v in enumerate(given)]
+            except ModelError as error:
+                raise InputDataError(f"the original model refuses the inputs: {error.message}",
+                                     where=str(inputs)) from error
+        weight = weight_bytes(self._proto)
+        size = "huge" if weight > HUGE else "medium" if weight > MEDIUM else "small"
+        large = {"float16": 8.0, "bfloat16": 30.0}.get(self.dtype, 100.0)
+        plan = scenarios.plan(self.specs, run, seed=seed, shapes=shapes, limit=limit, large=large, size=size)
+        self.notes += [f"the original model needs: {fact}" for fact in plan.learned]
+        self.notes += [f"set `{name}` left out, the original model refuses it" for name in plan.dropped]
+        return plan.sets
+
+    def _make_truth(self) -> dict[str, dict[str, np.ndarray]]:
+        """The oracle's outputs by set name. Sets in which the original is too far from it are dropped."""
+        own = {s.name: s.outputs for s in self.sets}
+        if self.structure_only:
+            self.oracle_dtype = "float32"
+            return own
+        to = "float32" if self.dtype in ("float16", "bfloat16") else "float64"
+        if self.dtype == "float64" or (to == "float64" and weight_bytes(self._proto) > WIDE_LIMIT):
+            self.oracle_dtype = f"{self.dtype}, unoptimized"
+            return own
+        try:
+            runner = oracle.runner(self._proto, to, base_dir=self._base_dir, custom_ops=self._custom_ops)
+            truth = {s.name: self._run(runner, s.feeds, to) for s in self.sets}
+        except ModelError as error:
+            self.oracle_dtype = f"{self.dtype}, unoptimized"
+            self.notes.append(f"no {to} oracle: {error.message[:200]}")
+            return own
+        self.oracle_dtype = to
+        for inputs in list(self.sets):
+            if self._well_conditioned(inputs, truth[inputs.name]):
+                continue
+            if to == "float64":
+                # Not rounding: an integer choice (a position bucket, a mask) falls differently in float64.
+                truth[inputs.name] = inputs.outputs
+                self.notes.append(f"set `{inputs.name}`: compared with the unoptimized original, not with {to}")
+            elif len(self.sets) > 1:
+                self.sets.remove(inputs)
+                self.notes.append(f"set `{inputs.name}` left out, the original itself is far from the oracle")
+        return truth
+
+    def _well_conditioned(self, inputs: scenarios.InputSet, truth: Mapping[str, np.ndarray]) -> bool:
+        shares = [compare(value, value, truth[name], self.dtype).disputed for name, value in inputs.outputs.items()
+                  if value.dtype.kind in "fV"]
+        return not shares or min(shares) <= ILL_CONDITIONED
+
+    # -- checking ------------------------------------------------------------------------------------------------------
+
+    def check(
+        self, fused: onnx.ModelProto, *, base_dir: Path | None = None, only: Sequence[str] | None = None,
+        must_run: bool = True,
+    ) -> Verdict:
+        """Run a rewrite of the model and compare all outputs.
+
+        Args:
+            fused: the rewritten model.
+            base_dir: folder of its external data; by default the original's.
+            only: names of the sets to run.
+            must_run: whether the provider here is the one that the model is meant for; if not, a model that does not
+                run is unverified, not wrong.
+        """
+        verdict = Verdict("passed", sets=[s.name for s in self.sets], oracle=self.oracle_dtype,
+                          provider=self._unfused.provider, notes=list(self.notes))
+        runner, widened = self._runner(fused, base_dir or self._base_dir, must_run, verdict)
+        if runner is None:
+            return verdict
+        worst: dict[str, tuple[Comparison, str]] = {}
+        for inputs in self.sets:
+            if only is not None and inputs.name not in only:
+                continue
+            try:
+                got = self._run(runner, inputs.feeds, "float32" if widened else None)
+            except ModelError as error:
+                verdict.failing.append(inputs.name)
+                verdict.problems.append(f"set `{inputs.name}`: {error.message}")
+                continue
+            self._compare(inputs, got, verdict, worst)
+        verdict.outputs = [
+            {"name": name, "error": c.error, "unfused_error": c.unfused_error, "tolerance": c.tolerance,
+             "worst": None if c.worst is None else {"set": label, **c.worst}}
+            for name, (c, label) in worst.items()
+        ]
+        if verdict.problems:
+            verdict.status = "failed"
+        elif widened:
+            verdict.status = "structure-only"
+        return verdict
+
+    def _runner(
+        self, fused: onnx.ModelProto, base_dir: Path | None, must_run: bool, verdict: Verdict
+    ) -> tuple[Runner | None, bool]:
+        """A runner for the rewrite, and whether it had to be widened to float32."""
+        reason = ""
+        if not self.structure_only:
+            try:
+                # As a user would run it, with all of ONNX Runtime's own optimizations.
+                runner = Runner(fused, self._provider, level="all", base_dir=base_dir, custom_ops=self._custom_ops)
+                return runner, False
+            except RuntimeMissingError as error:
+                verdict.status, verdict.problems = "unverified", [error.message]
+                return None, False
+            except ModelError as error:
+                reason = error.message
+                if must_run:
+                    verdict.status, verdict.problems = "failed", [reason]
+                    verdict.failing = [s.name for s in self.sets]
+                    return None, False
+        try:
+            runner = oracle.runner(fused, "float32", self._provider, base_dir=base_dir, custom_ops=self._custom_ops)
+        except (ModelError, RuntimeMissingError) as error:
+            verdict.status = "failed" if must_run and isinstance(error, ModelError) else "unverified"
+            verdict.problems = [f"does not run: {error.message}"]
+            verdict.failing = [s.name for s in self.sets]
+            return None, True
+        if reason:
+            verdict.notes.append(f"the fused model was run in float32, since it does not run here as it is: {reason}")
+        return runner, True
+
+    def _compare(
+        self, inputs: scenarios.InputSet, got: Mapping[str, np.ndarray], verdict: Verdict,
+        worst: dict[str, tuple[Comparison, str]],
+    ) -> None:
+        for name, unfused in inputs.outputs.items():
+            if name not in got:
+                verdict.problems.append(f"output `{name}` is missing")
+                verdict.failing.append(inputs.name)
+                continue
+            if not self.structure_only and got[name].dtype.kind != unfused.dtype.kind:
+                verdict.problems.append(f"output `{name}` is {got[name].dtype}, not {unfused.dtype}")
+                verdict.failing.append(inputs.name)
+                continue
+            result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype, quantized=self.quantized)
+            if not result.passed:
+                verdict.failing.append(inputs.name)
+                verdict.problems.append(f"set `{inputs.name}`, output `{name}`: {result.problem}")
+            if name not in worst or result.error - result.tolerance > worst[name][0].error - worst[name][0].tolerance:
+                worst[name] = (result, inputs.name)
+
+
+def narrowest(proto: onnx.ModelProto) -> str:
+    """The narrowest float dtype that the model computes in, from its weights, constants, casts, inputs and outputs."""
+    found: set[int] = set()
+
+    def visit(graph: onnx.GraphProto) -> None:
+        found.update(t.data_type for t in graph.initializer)
+        found.update(v.type.tensor_type.elem_type for v in [*graph.input, *graph.output])
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.TENSOR:
+                    found.add(attribute.t.data_type)
+                elif attribute.type == AttributeProto.GRAPH:
+                    visit(attribute.g)
+                elif node.op_type == "Cast" and attribute.name == "to":
+                    found.add(attribute.i)
+
+    visit(proto.graph)
+    for number, name in ((TensorProto.BFLOAT16, "bfloat16"), (TensorProto.FLOAT16, "float16"),
+                         (TensorProto.FLOAT, "float32"), (TensorProto.DOUBLE, "float64")):
+        if number in found:
+            return name
+    return "float32"
+
+
+def weight_bytes(proto: onnx.ModelProto) -> int:
+    """Bytes of the weights, wherever they are stored."""
+    total = 0
+    for tensor in proto.graph.initializer:
+        count = int(np.prod(tensor.dims, dtype=np.int64)) if tensor.dims else 1
+        try:
+            total += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        except (KeyError, TypeError):
+            total += len(tensor.raw_data)
+    return total
+
+
+def _ops(proto: onnx.ModelProto) -> set[str]:
+    found: set[str] = set()
+
+    def visit(nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            found.add(node.op_type)
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    visit(attribute.g.node)
+
+    visit(proto.graph.node)
+    for function in proto.functions:
+        visit(function.node)
+    return found
