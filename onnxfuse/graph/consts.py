@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
@@ -58,6 +59,20 @@ def array(value: Constant) -> np.ndarray:
         if cached.nbytes <= 4096:
             value.__dict__["_small"] = cached
     return cached
+
+
+def of_attribute(
+    value: object, limit: int | None = None
+) -> tuple[str | None, tuple[int, ...] | None, np.ndarray | None]:
+    """(dtype, shape, content) of a tensor attribute; the content only if it has at most `limit` elements."""
+    values = value._values if isinstance(value, gs.Constant) else value
+    if isinstance(values, SparseValues) or not hasattr(values, "dtype"):
+        return None, None, None
+    shape = tuple(values.shape)
+    dtype = name_of(values.dtype)
+    if dtype is None or (limit is not None and math.prod(shape) > limit):
+        return dtype, shape, None
+    return dtype, shape, values if isinstance(values, np.ndarray) else numpy_helper.to_array(values.tensor)
 
 
 def scalar(value: Value) -> float | int | bool | None:

@@ -1,0 +1,553 @@
+"""Symbolic integers: what is known about a dimension, or an element of a shape tensor, before the model runs.
+
+A `Dim` is a polynomial with integer coefficients over *atoms*. An atom is a named size (`batch`), or an operation that a
+polynomial cannot express (`min(a, b)`, `a // b`, …) on other symbolic integers. Every operation brings its result to one
+canonical form, so two computations of the same number compare equal (and hash alike); what is constant is a plain
+``int``. Nothing is ever claimed that could be false for some sizes: a named size is any integer ≥ 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "Dim", "SymInt", "symbol", "unknown_integer", "parse", "negate", "floor_divide", "truncate_divide", "modulo", "minimum", "maximum", "broadcast",
+    "equal", "less", "select", "divide_exactly", "bounds", "is_nonnegative", "is_positive", "evaluate", "product",
+]  # fmt: skip
+
+_INF = math.inf
+
+
+class Atom:
+    """An indivisible factor: `kind` says how its value follows from `args`; `low` and `high` bound it."""
+
+    __slots__ = ("kind", "args", "low", "high", "key", "_hash")
+
+    def __init__(self, kind: str, args: tuple, low: float, high: float, key: str) -> None:
+        self.kind = kind
+        self.args = args
+        self.low = low
+        self.high = high
+        self.key = key
+        self._hash = hash((kind, args))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Atom) and self.kind == other.kind and self.args == other.args
+
+    def __lt__(self, other: Atom) -> bool:
+        return self.key < other.key
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+#: A product of atoms, sorted; a power repeats its atom. The empty product is the constant term.
+Monomial = tuple[Atom, ...]
+
+
+def _order(monomial: Monomial) -> tuple:
+    """A monomial order (graded, then lexicographic): sorting by it is stable under multiplication."""
+    return (-len(monomial), tuple(atom.key for atom in monomial))
+
+
+class Dim:
+    """An immutable symbolic integer that is not a constant. Made by `symbol` and by arithmetic; `+ - * // %` follow
+    Python (floor) semantics and give an ``int`` when the result is one."""
+
+    __slots__ = ("terms", "_hash")
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self._hash = hash(terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms
+
+    def __add__(self, other: SymInt) -> SymInt:
+        return _sum(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: SymInt) -> SymInt:
+        return _sum(self, other, -1)
+
+    def __rsub__(self, other: SymInt) -> SymInt:
+        return _sum(-self, other, 1)
+
+    def __neg__(self) -> SymInt:
+        return Dim(tuple((monomial, -factor) for monomial, factor in self.terms))
+
+    def __mul__(self, other: SymInt) -> SymInt:
+        if not isinstance(other, (int, Dim)):
+            return NotImplemented
+        if isinstance(other, int):
+            if other == 1:
+                return self
+            return Dim(tuple((m, f * other) for m, f in self.terms)) if other else 0
+        found: dict[Monomial, int] = {}
+        for left, left_factor in self.terms:
+            for right, right_factor in other.terms:
+                monomial = tuple(sorted(left + right)) if left and right else left + right
+                found[monomial] = found.get(monomial, 0) + left_factor * right_factor
+        return _from_terms(found)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: SymInt) -> SymInt:
+        return floor_divide(self, other)
+
+    def __rfloordiv__(self, other: int) -> SymInt:
+        return floor_divide(other, self)
+
+    def __mod__(self, other: SymInt) -> SymInt:
+        return modulo(self, other)
+
+    def __rmod__(self, other: int) -> SymInt:
+        return modulo(other, self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a symbolic size has no truth value; use `equal`, `is_positive` or `bounds`")
+
+    def __repr__(self) -> str:
+        parts: list[str] = []
+        for monomial, factor in self.terms:
+            factors = [atom.key for atom in monomial]
+            if not factors or factor not in (1, -1):
+                factors.insert(0, str(abs(factor)))
+            parts.append(("-" if factor < 0 else "+", "*".join(factors)))
+        text = "".join(f" {sign} {part}" for sign, part in parts)
+        return text[3:] if text.startswith(" + ") else "-" + text[3:]
+
+    def is_symbol(self) -> bool:
+        """Whether this is one named size, nothing more."""
+        return len(self.terms) == 1 and self.terms[0][1] == 1 and _symbol_of(self.terms[0][0]) is not None
+
+    def symbols(self) -> set[str]:
+        """The names that the value depends on."""
+        names: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                _collect(atom, names)
+        return names
+
+
+SymInt = int | Dim
+
+
+def _symbol_of(monomial: Monomial) -> Atom | None:
+    return monomial[0] if len(monomial) == 1 and monomial[0].kind == "symbol" else None
+
+
+def _collect(atom: Atom, names: set[str]) -> None:
+    if atom.kind == "symbol":
+        names.add(atom.args[0])
+        return
+    for arg in atom.args:
+        if isinstance(arg, Dim):
+            names |= arg.symbols()
+
+
+def _from_terms(found: dict[Monomial, int]) -> SymInt:
+    kept = [(m, f) for m, f in found.items() if f]
+    if not kept:
+        return 0
+    if len(kept) == 1:
+        return kept[0][1] if not kept[0][0] else Dim((kept[0],))
+    kept.sort(key=lambda term: _order(term[0]))
+    return Dim(tuple(kept))
+
+
+def _sum(left: Dim, right: SymInt, sign: int) -> SymInt:
+    if isinstance(right, int):
+        if right == 0:
+            return left
+        if left.terms[-1][0]:  # the constant term is always last
+            return Dim((*left.terms, ((), sign * right)))
+        constant = left.terms[-1][1] + sign * right
+        return Dim((*left.terms[:-1], ((), constant))) if constant else Dim(left.terms[:-1])
+    if not isinstance(right, Dim):
+        return NotImplemented
+    found = dict(left.terms)
+    for monomial, factor in right.terms:
+        found[monomial] = found.get(monomial, 0) + sign * factor
+    return _from_terms(found)
+
+
+def _atom(kind: str, args: tuple, low: float, high: float, key: str) -> Dim:
+    if len(key) > 400 and kind != "symbol":
+        # Nested expressions would grow their texts without bound.
+        key = f"{kind}({hashlib.blake2s(key.encode(), digest_size=8).hexdigest()})"
+    return Dim((((Atom(kind, args, low, high, key),), 1),))
+
+
+def symbol(name: str, low: float = 0) -> Dim:
+    """A named size: any integer ≥ `low`. The same name must always be given the same `low`."""
+    return _atom("symbol", (name, low), low, _INF, name)
+
+
+def unknown_integer(name: str) -> Dim:
+    """A named integer of any sign: an element of a tensor whose content is not known."""
+    return symbol(name, -_INF)
+
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.]*)|([-+*()]))")
+
+
+def parse(text: str) -> SymInt:
+    """A declared dimension: a name, or an expression such as ``past_sequence_length + 2*seq`` as exporters write it.
+    A text that is no such expression is a name as it stands."""
+    tokens: list[str] = []
+    position = 0
+    stripped = text.strip()
+    while position < len(stripped):
+        match = _TOKEN.match(stripped, position)
+        if match is None:
+            return symbol(text)
+        tokens.append(match.group().strip())
+        position = match.end()
+    if len(tokens) == 1 and not tokens[0].isdigit():
+        return symbol(text)
+    try:
+        value, rest = _parse_sum(tokens)
+    except (IndexError, ValueError):
+        return symbol(text)
+    return symbol(text) if rest or not is_nonnegative(value) else value
+
+
+def _parse_sum(tokens: list[str]) -> tuple[SymInt, list[str]]:
+    value, tokens = _parse_product(tokens)
+    while tokens and tokens[0] in "+-":
+        other, rest = _parse_product(tokens[1:])
+        value = value + other if tokens[0] == "+" else value - other
+        tokens = rest
+    return value, tokens
+
+
+def _parse_product(tokens: list[str]) -> tuple[SymInt, list[str]]:
+    value, tokens = _parse_factor(tokens)
+    while tokens and tokens[0] == "*":
+        other, tokens = _parse_factor(tokens[1:])
+        value = value * other
+    return value, tokens
+
+
+def _parse_factor(tokens: list[str]) -> tuple[SymInt, list[str]]:
+    head, rest = tokens[0], tokens[1:]
+    if head == "(":
+        value, rest = _parse_sum(rest)
+        if rest[0] != ")":
+            raise ValueError(head)
+        return value, rest[1:]
+    if head in "+-*)":
+        raise ValueError(head)
+    return (int(head) if head.isdigit() else symbol(head)), rest
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def bounds(value: SymInt) -> tuple[float, float]:
+    """An interval that the value surely lies in."""
+    if not isinstance(value, Dim):
+        return value, value
+    low: float = 0
+    high: float = 0
+    for monomial, factor in value.terms:
+        least: float = 1
+        most: float = 1
+        for atom in monomial:
+            corners = [_times(a, b) for a in (least, most) for b in (atom.low, atom.high)]
+            least, most = min(corners), max(corners)
+        if len(monomial) > 1 and least < 0 and len(set(monomial)) * 2 == len(monomial):
+            least = 0 if _is_square(monomial) else least
+        if factor < 0:
+            least, most = most, least
+        low += _times(least, factor)
+        high += _times(most, factor)
+    return low, high
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _is_square(monomial: Monomial) -> bool:
+    return all(monomial.count(atom) % 2 == 0 for atom in monomial)
+
+
+def is_nonnegative(value: SymInt) -> bool:
+    return bounds(value)[0] >= 0
+
+
+def is_positive(value: SymInt) -> bool:
+    return bounds(value)[0] >= 1
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+def product(values: Iterable[SymInt]) -> SymInt:
+    result: SymInt = 1
+    for value in values:
+        result = result * value
+    return result
+
+
+def divide_exactly(value: SymInt, divisor: SymInt) -> SymInt | None:
+    """The q with value = q · divisor as polynomials (so for every size that is not a zero divisor), or None."""
+    if not isinstance(divisor, Dim):
+        if divisor == 0:
+            return None
+        if not isinstance(value, Dim):
+            return value // divisor if value % divisor == 0 else None
+        if any(factor % divisor for _, factor in value.terms):
+            return None
+        return _from_terms({m: f // divisor for m, f in value.terms})
+    if not isinstance(value, Dim):
+        return 0 if value == 0 else None
+    if value == divisor:
+        return 1
+    leading, leading_factor = divisor.terms[0]
+    quotient: SymInt = 0
+    rest: SymInt = value
+    for _ in range(64):
+        if not isinstance(rest, Dim):
+            return quotient if rest == 0 else None
+        monomial, factor = rest.terms[0]
+        remaining = _without(monomial, leading)
+        if remaining is None or factor % leading_factor:
+            return None
+        step = _from_terms({remaining: factor // leading_factor})
+        quotient = quotient + step
+        rest = rest - step * divisor
+    return None
+
+
+def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for atom in factor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _split_multiples(value: Dim, divisor: int) -> tuple[SymInt, SymInt]:
+    """(q, r) with value = divisor · q + r, where every coefficient of r lies in [0, divisor)."""
+    quotient = _from_terms({m: f // divisor for m, f in value.terms})
+    return quotient, value - quotient * divisor
+
+
+def floor_divide(value: SymInt, divisor: SymInt) -> SymInt:
+    """Floor division. The result assumes that the divisor is not zero (or else there is no result)."""
+    exact = divide_exactly(value, divisor)
+    if exact is not None:
+        return exact
+    if not isinstance(value, Dim) and not isinstance(divisor, Dim) and divisor != 0:
+        return value // divisor
+    outside: SymInt = 0
+    if isinstance(value, Dim) and not isinstance(divisor, Dim) and divisor > 0:
+        outside, value = _split_multiples(value, divisor)
+        low, high = bounds(value)
+        if low >= 0 and high < divisor:
+            return outside
+    low, high = (0, _INF) if is_nonnegative(value) and bounds(divisor)[0] >= 0 else (-_INF, _INF)
+    return outside + _atom("floordiv", (value, divisor), low, high, f"({value})//({divisor})")
+
+
+def truncate_divide(value: SymInt, divisor: SymInt) -> SymInt:
+    """Integer division as ONNX `Div` does it: towards zero."""
+    exact = divide_exactly(value, divisor)
+    if exact is not None:
+        return exact
+    if is_nonnegative(value) and is_nonnegative(divisor):
+        return floor_divide(value, divisor)
+    if not isinstance(value, Dim) and not isinstance(divisor, Dim) and divisor != 0:
+        return int(math.copysign(1, value) * math.copysign(1, divisor)) * (abs(value) // abs(divisor))
+    return _atom("truncdiv", (value, divisor), -_INF, _INF, f"trunc(({value})/({divisor}))")
+
+
+def modulo(value: SymInt, divisor: SymInt) -> SymInt:
+    """The remainder with the divisor's sign, as Python and ONNX `Mod` define it."""
+    if not isinstance(divisor, Dim) and divisor != 0:
+        if not isinstance(value, Dim):
+            return value % divisor
+        if divisor > 0:
+            value = _split_multiples(value, divisor)[1]
+            low, high = bounds(value)
+            if low >= 0 and high < divisor:
+                return value
+            return _atom("mod", (value, divisor), 0, divisor - 1, f"({value})%({divisor})")
+    elif divide_exactly(value, divisor) is not None:
+        return 0
+    low, high = (0, _INF) if is_nonnegative(divisor) else (-_INF, _INF)
+    return _atom("mod", (value, divisor), low, high, f"({value})%({divisor})")
+
+
+def _extreme(kind: str, left: SymInt, right: SymInt) -> SymInt:
+    low, high = bounds(left - right)
+    if high <= 0:
+        return left if kind == "min" else right
+    if low >= 0:
+        return right if kind == "min" else left
+    members: set[SymInt] = set()
+    for value in (left, right):
+        atom = _only_atom(value)
+        members.update(atom.args if atom is not None and atom.kind == kind else (value,))
+    args = tuple(sorted(members, key=str))
+    # Members that another member bounds add nothing.
+    for value in args:
+        others = [other for other in args if other != value]
+        if any(_dominates(kind, other, value) for other in others):
+            args = tuple(v for v in args if v != value)
+    if len(args) == 1:
+        return args[0]
+    every = [bounds(value) for value in args]
+    pick = min if kind == "min" else max
+    return _atom(kind, args, pick(b[0] for b in every), pick(b[1] for b in every), f"{kind}({', '.join(map(str, args))})")
+
+
+def _dominates(kind: str, winner: SymInt, value: SymInt) -> bool:
+    low, high = bounds(value - winner)
+    return low >= 0 if kind == "min" else high <= 0
+
+
+def _only_atom(value: SymInt) -> Atom | None:
+    if isinstance(value, Dim) and len(value.terms) == 1:
+        monomial, factor = value.terms[0]
+        if factor == 1 and len(monomial) == 1:
+            return monomial[0]
+    return None
+
+
+def minimum(left: SymInt, right: SymInt) -> SymInt:
+    return _extreme("min", left, right)
+
+
+def maximum(left: SymInt, right: SymInt) -> SymInt:
+    return _extreme("max", left, right)
+
+
+def broadcast(left: SymInt, right: SymInt) -> SymInt:
+    """The dimension that two dimensions broadcast to; the result assumes that they do broadcast."""
+    if left == right or (not isinstance(right, Dim) and right == 1):
+        return left
+    if not isinstance(left, Dim) and left == 1:
+        return right
+    # A size that cannot be 1 wins, whatever the other is; of two such, the plainer one.
+    for value in sorted((left, right), key=lambda v: (isinstance(v, Dim), str(v))):
+        low, high = bounds(value)
+        if low > 1 or high < 1:
+            return value
+    members: set[SymInt] = set()
+    for value in (left, right):
+        atom = _only_atom(value)
+        members.update(atom.args if atom is not None and atom.kind == "broadcast" else (value,))
+    args = tuple(sorted(members, key=str))
+    if len(args) == 1:
+        return args[0]
+    every = [bounds(value) for value in args]
+    low = min(b[0] for b in every)
+    high = max(b[1] for b in every)
+    return _atom("broadcast", args, max(low, 0), high, f"broadcast({', '.join(map(str, args))})")
+
+
+def equal(left: SymInt, right: SymInt) -> bool | Dim:
+    """Whether two symbolic integers are equal: True, False, or a symbolic 0 or 1."""
+    difference = left - right
+    if not isinstance(difference, Dim):
+        return difference == 0
+    low, high = bounds(difference)
+    if low > 0 or high < 0:
+        return False
+    return _truth("equal", tuple(sorted((left, right), key=str)), f"({left}=={right})")
+
+
+def less(left: SymInt, right: SymInt) -> bool | Dim:
+    """Whether left < right: True, False, or a symbolic 0 or 1."""
+    low, high = bounds(left - right)
+    if high < 0:
+        return True
+    if low >= 0:
+        return False
+    return _truth("less", (left, right), f"({left}<{right})")
+
+
+def negate(truth: bool | Dim) -> bool | Dim:
+    """Not, of a truth value."""
+    return 1 - truth if isinstance(truth, Dim) else not truth
+
+
+def _truth(kind: str, args: tuple, key: str) -> Dim:
+    return _atom(kind, args, 0, 1, key)
+
+
+def select(condition: bool | Dim, yes: SymInt, no: SymInt) -> SymInt:
+    """`yes` where the condition holds, else `no`."""
+    if not isinstance(condition, Dim):
+        return yes if condition else no
+    if yes == no and type(yes) is type(no):
+        return yes
+    low = min(bounds(yes)[0], bounds(no)[0])
+    high = max(bounds(yes)[1], bounds(no)[1])
+    return _atom("select", (condition, yes, no), low, high, f"({condition} ? {yes} : {no})")
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(value: SymInt, sizes: Mapping[str, int]) -> int:
+    """The number, given every symbol's size.
+
+    Raises:
+        KeyError: a symbol is not in `sizes`.
+        ZeroDivisionError: the value divides by a size that is zero.
+    """
+    if not isinstance(value, Dim):
+        return value
+    total = 0
+    for monomial, factor in value.terms:
+        for atom in monomial:
+            factor *= _evaluate_atom(atom, sizes)
+        total += factor
+    return total
+
+
+def _evaluate_atom(atom: Atom, sizes: Mapping[str, int]) -> int:
+    if atom.kind == "symbol":
+        return sizes[atom.args[0]]
+    args = [evaluate(arg, sizes) for arg in atom.args]
+    match atom.kind:
+        case "floordiv":
+            return args[0] // args[1]
+        case "truncdiv":
+            quotient = abs(args[0]) // abs(args[1])
+            return quotient if (args[0] < 0) == (args[1] < 0) else -quotient
+        case "mod":
+            return args[0] % args[1]
+        case "min":
+            return min(args)
+        case "max":
+            return max(args)
+        case "broadcast":
+            return next((size for size in args if size != 1), 1)
+        case "equal":
+            return int(args[0] == args[1])
+        case "less":
+            return int(args[0] < args[1])
+        case "select":
+            return args[1] if args[0] else args[2]
+    raise AssertionError(atom.kind)

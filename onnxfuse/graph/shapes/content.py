@@ -1,0 +1,110 @@
+"""The symbolic content of small integer tensors: nested tuples of int, bool and Dim, as deep as the rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph import consts
+from onnxfuse.graph.dims import Dim, SymInt
+from onnxfuse.graph.ir import Constant, Value
+
+#: Content is kept for tensors of at most this many elements.
+LIMIT = 64
+
+Content = Any  # SymInt | tuple[Content, ...]
+
+_RANGES = {
+    "bool": (0, 1),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+}
+
+
+def flat(content: Content) -> list[SymInt]:
+    """The elements in row-major order."""
+    if not isinstance(content, tuple):
+        return [content]
+    if content and isinstance(content[0], tuple):
+        return [item for part in content for item in flat(part)]
+    return list(content)
+
+
+def nest(items: Sequence[SymInt], shape: Sequence[int]) -> Content:
+    """The inverse of `flat`."""
+    if not shape:
+        return items[0]
+    if len(shape) == 1:
+        return tuple(items)
+    step = math.prod(shape[1:])
+    return tuple(nest(items[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
+
+
+def of_array(array: np.ndarray) -> Content:
+    return _freeze(array.tolist())
+
+
+def _freeze(item: Any) -> Content:
+    return tuple(map(_freeze, item)) if isinstance(item, list) else item
+
+
+def of_value(value: Value) -> Content | None:
+    """What is known of a value's content; None if nothing, or if it is not a small integer or bool tensor."""
+    if not isinstance(value, Constant):
+        return value.content
+    if value.content is None and "_no_content" not in value.__dict__:
+        if consts.dtype_of(value) in _RANGES and consts.size_of(value) <= LIMIT:
+            value.content = of_array(consts.array(value))
+        else:
+            value.__dict__["_no_content"] = True
+    return value.content
+
+
+def fits(content: Content, dtype: str | None) -> bool:
+    """Whether the content can be what a tensor of that dtype holds: no constant overflows."""
+    limits = _RANGES.get(dtype) if dtype is not None else None
+    if limits is None:
+        return False
+    items = flat(content)
+    return len(items) <= LIMIT and all(isinstance(item, Dim) or limits[0] <= item <= limits[1] for item in items)
+
+
+def is_constant(content: Content) -> bool:
+    return not any(isinstance(item, Dim) for item in flat(content))
+
+
+def as_objects(content: Content, shape: Sequence[int]) -> np.ndarray:
+    """The content as an array of Python objects, for NumPy's own indexing."""
+    array = np.empty(math.prod(shape), dtype=object)
+    array[:] = flat(content)
+    return array.reshape(tuple(shape))
+
+
+def static(shape: Sequence[SymInt] | None) -> tuple[int, ...] | None:
+    """The shape if all of its dimensions are constants and the tensor is small enough to have content."""
+    if shape is None or any(isinstance(d, Dim) for d in shape):
+        return None
+    return tuple(shape) if math.prod(shape) <= LIMIT else None  # type: ignore[arg-type]
+
+
+def elementwise(
+    function: Callable[..., SymInt | None], shapes: Sequence[tuple[int, ...]], found: Sequence[Content], out: tuple[int, ...]
+) -> Content | None:
+    """Apply a function to broadcast contents; None as soon as it returns None for an element."""
+    columns = []
+    for shape, content in zip(shapes, found, strict=True):
+        items = flat(content)
+        if shape == out:
+            columns.append(items)
+        elif len(items) == 1:
+            columns.append(items * math.prod(out))
+        else:
+            index = np.broadcast_to(np.arange(len(items)).reshape(shape), out).ravel()
+            columns.append([items[i] for i in index])
+    results = [function(*row) for row in zip(*columns, strict=True)]
+    if any(result is None for result in results):
+        return None
+    return nest(results, out)

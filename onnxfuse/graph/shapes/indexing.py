@@ -1,0 +1,117 @@
+"""Ops that pick elements by index, and ops that return indices."""
+
+from __future__ import annotations
+
+from onnxfuse.graph import consts, dims
+from onnxfuse.graph.dims import Dim
+from onnxfuse.graph.shapes import content as contents
+from onnxfuse.graph.shapes.table import Call, Unknown, of_ops
+
+
+@of_ops("Gather")
+def _gather(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    data, indices = call.shape(0), call.shape(1)
+    axis = call.axis(call.attr("axis", 0), len(data))
+    shape = (*data[:axis], *indices, *data[axis + 1 :])
+    call.set(0, None, shape)
+    content, picks = call.content(0), call.content(1)
+    if content is None or picks is None or contents.static(data) is None or contents.static(shape) is None:
+        return
+    numbers = contents.flat(picks)
+    size = data[axis]
+    if any(isinstance(n, Dim) or not -size <= n < size for n in numbers):
+        return
+    if len(data) == 1:
+        taken = [content[n] for n in numbers]
+    else:
+        index = contents.as_objects(picks, indices).astype(int)  # type: ignore[arg-type]
+        taken = list(contents.as_objects(content, data).take(index, axis=axis).ravel())  # type: ignore[arg-type]
+    call.set(0, content=contents.nest(taken, shape))  # type: ignore[arg-type]
+
+
+@of_ops("GatherElements")
+def _gather_elements(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    call.set(0, None, call.shape(1))
+
+
+@of_ops("GatherND")
+def _gather_nd(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    data, indices = call.shape(0), call.shape(1)
+    depth = indices[-1]
+    if isinstance(depth, Dim):
+        raise Unknown
+    batch = call.attr("batch_dims", 0)
+    call.set(0, None, (*indices[:-1], *data[batch + depth :]))
+
+
+@of_ops("OneHot")
+def _one_hot(call: Call) -> None:
+    call.set(0, call.dtype(2))
+    indices = call.shape(0)
+    depth = call.content(1)
+    axis = call.axis(call.attr("axis", -1), len(indices) + 1)
+    size = contents.flat(depth)[0] if depth is not None else call.fresh(0, axis)
+    call.set(0, None, (*indices[:axis], size, *indices[axis:]))
+
+
+@of_ops("NonZero")
+def _non_zero(call: Call) -> None:
+    call.set(0, "int64")
+    shape = call.shape(0)
+    call.set(0, None, (len(shape), call.fresh(0, 1)))
+    maker = call.inputs[0].inputs[0] if call.inputs[0].inputs else None
+    if maker is not None and maker.op == "ConstantOfShape":
+        # An exporter's way to count up: every element of a tensor of ones is nonzero.
+        fill = maker.attrs.get("value")
+        array = None if fill is None else consts.of_attribute(fill)[2]
+        if array is not None and array.reshape(-1)[0] != 0:
+            call.set(0, None, (len(shape), dims.product(shape)))
+
+
+@of_ops("TopK")
+def _top_k(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    call.set(1, "int64")
+    shape = list(call.shape(0))
+    axis = call.axis(call.attr("axis", -1), len(shape))
+    count = call.content(1) if call.opset >= 10 else call.attr("k")
+    shape[axis] = contents.flat(count)[0] if count is not None else call.fresh(0, axis)
+    call.set(0, None, shape)
+    call.set(1, None, shape)
+
+
+@of_ops("Compress")
+def _compress(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    axis = call.attr("axis")
+    if axis is None:
+        call.set(0, None, (call.fresh(0, 0),))
+        return
+    shape = list(call.shape(0))
+    axis = call.axis(axis, len(shape))
+    shape[axis] = call.fresh(0, axis)
+    call.set(0, None, shape)
+
+
+@of_ops("Unique")
+def _unique(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    count = call.fresh(0, "count")
+    axis = call.attr("axis")
+    if axis is None:
+        call.set(0, None, (count,))
+    else:
+        shape = list(call.shape(0))
+        shape[call.axis(axis, len(shape))] = count
+        call.set(0, None, shape)
+    call.set(1, "int64", (count,))
+    call.set(2, "int64", (dims.product(call.shape(0)) if axis is None else call.shape(0)[axis],))
+    call.set(3, "int64", (count,))
+
+
+@of_ops("NonMaxSuppression")
+def _suppression(call: Call) -> None:
+    call.set(0, "int64", (call.fresh(0, 0), 3))
