@@ -1,0 +1,32 @@
+// The definitions (see op.h) of all ops, for the op objects of every provider.
+#pragma once
+
+#include "../gated_linear/shape.h"
+#include "../linear/shape.h"
+#include "op.h"
+
+namespace onnxfuse::ort {
+
+struct Linear {
+  static constexpr const char* kName = "Linear";
+  static constexpr const char* const* kInputNames = linear::kInputNames;
+  static constexpr size_t kInputs = linear::kInputCount;
+  static constexpr size_t kRequired = 2;
+  static constexpr size_t kFloat32Input = linear::kColsum;
+  static constexpr Activation kDefaultActivation = Activation::kNone;
+  static linear::Checked check(const Shape* inputs, const Attributes& a) { return linear::check(inputs, a); }
+};
+
+struct GatedLinear {
+  static constexpr const char* kName = "GatedLinear";
+  static constexpr const char* const* kInputNames = gated_linear::kInputNames;
+  static constexpr size_t kInputs = gated_linear::kInputCount;
+  static constexpr size_t kRequired = 2;
+  static constexpr size_t kFloat32Input = gated_linear::kColsum;
+  static constexpr Activation kDefaultActivation = Activation::kSilu;
+  static gated_linear::Checked check(const Shape* inputs, const Attributes& a) {
+    return gated_linear::check(inputs, a);
+  }
+};
+
+}  // namespace onnxfuse::ort
