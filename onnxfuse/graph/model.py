@@ -120,16 +120,20 @@ class Model:
         for domain in sorted(used):
             proto.opset_import.append(onnx.helper.make_opsetid(domain, self.opsets.get(domain, 1)))
 
-    def _homes(self) -> dict[int, Graph]:
-        """For each constant, the graph that it is written with: the outermost one that reads it."""
-        homes: dict[int, Graph] = {}
-        for graph in self.graphs():
+    def _homes(self) -> dict[int, list[Constant]]:
+        """The constants that each graph (by id) is written with: those that it alone reads, and the main graph those that
+        several read (branches of one `If` do not see each other's)."""
+        found: dict[Constant, Graph] = {}
+        for graph in view.all_graphs(self.graph):
             for value in [*(v for node in graph.nodes for v in node.inputs), *graph.outputs]:
-                if isinstance(value, Constant):
-                    homes.setdefault(id(value), graph)
+                if isinstance(value, Constant) and found.setdefault(value, graph) is not graph:
+                    found[value] = self.graph
+        homes: dict[int, list[Constant]] = {}
+        for value, graph in found.items():
+            homes.setdefault(id(graph), []).append(value)
         return homes
 
-    def _export_graph(self, graph: Graph, proto: onnx.GraphProto, homes: dict[int, Graph]) -> None:
+    def _export_graph(self, graph: Graph, proto: onnx.GraphProto, homes: dict[int, list[Constant]]) -> None:
         proto.name = graph.name or "graph"
         if graph.doc_string:
             proto.doc_string = graph.doc_string
@@ -143,12 +147,11 @@ class Model:
                 info = value.__dict__.get("declared")
                 if info is not None and id(value) not in interface and info.name == value.name:
                     proto.value_info.append(info)
-        for value in [*(v for node in graph.nodes for v in node.inputs), *graph.outputs]:
-            if isinstance(value, Constant) and id(value) not in written and homes.get(id(value)) is graph:
-                written.add(id(value))
+        for value in homes.get(id(graph), ()):
+            if id(value) not in written:
                 _append_initializer(proto, value)
 
-    def _export_node(self, node: Node, homes: dict[int, Graph]) -> onnx.NodeProto:
+    def _export_node(self, node: Node, homes: dict[int, list[Constant]]) -> onnx.NodeProto:
         proto = onnx.NodeProto()
         source = node.source
         if source is not None:
@@ -185,13 +188,14 @@ class Model:
         proto.CopyFrom(original)
         del proto.node[:]
         written: set[int] = set()
-        for node in function.nodes:
+        for node in (n for graph in view.all_graphs(function) for n in graph.nodes):
             for value in node.inputs:
                 if isinstance(value, Constant) and id(value) not in written:
                     written.add(id(value))
                     tensor = TensorProto()
                     tensor.CopyFrom(_tensor(value))
                     proto.node.append(onnx.helper.make_node("Constant", [], [value.name], value=tensor))
+        for node in function.nodes:
             proto.node.append(self._export_node(node, {}))
 
     def save(self, path: Path, external_data: bool | None = None) -> None:
