@@ -35,6 +35,12 @@ class OnnxfuseError(Exception):
         return f"{text}\nhint: {self.hint}" if self.hint else text
 
 
+class UsageError(OnnxfuseError):
+    """An option or argument whose value does not make sense."""
+
+    id = "bad-usage"
+
+
 class ModelError(OnnxfuseError):
     """A model file that cannot be read, is not a valid model, or cannot be run."""
 

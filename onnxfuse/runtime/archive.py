@@ -87,12 +87,28 @@ def _checked(
     return result
 
 
-def save_npz(path: str | os.PathLike, sets: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Write input sets so that `load_npz` reads them: plain names for one set, `setN/in/<input>` for several."""
+def save_npz(path: str | os.PathLike, sets: Sequence[Mapping[str, np.ndarray]], kind: str = "in") -> None:
+    """Write input sets so that `load_npz` reads them: plain names for one set, `setN/in/<input>` for several.
+
+    Args:
+        kind: `in` for inputs, `out` for outputs.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     arrays: dict[str, np.ndarray] = {}
     for index, values in enumerate(sets):
         for name, value in values.items():
-            arrays[name if len(sets) == 1 else f"set{index}/in/{name}"] = value
+            arrays[name if len(sets) == 1 else f"set{index}/{kind}/{name}"] = value
+    save_arrays(path, arrays)
+
+
+def save_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file beside `path` and rename it into place.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -249,7 +249,7 @@ def value_types(proto: onnx.ModelProto) -> dict[str, int]:
             if node.op_type == "Cast" and node.output[0] not in types:
                 types[node.output[0]] = next(a.i for a in node.attribute if a.name == "to")
             # What inference does not know (contrib and custom ops) mostly gives what it takes.
-            own = next((types[name] for name in node.input if types.get(name) in _FLOATS), None)
+            own = next((types[name] for name in node.input if types.get(name) in FLOATS), None)
             for name in node.output:
                 if name and own is not None and name not in types:
                     types[name] = own
@@ -258,4 +258,4 @@ def value_types(proto: onnx.ModelProto) -> dict[str, int]:
     return types
 
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})

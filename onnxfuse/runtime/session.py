@@ -264,7 +264,7 @@ class Runner:
 
 
 def _create(runtime: Any, proto: onnx.ModelProto, options: Any, providers: list[str]) -> Any:
-    if proto.ByteSize() <= IN_MEMORY_LIMIT:
+    if sum(len(t.raw_data) for t in proto.graph.initializer) <= IN_MEMORY_LIMIT:
         return runtime.InferenceSession(proto.SerializeToString(), options, providers=providers)
     with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
         path = os.path.join(folder, "model.onnx")

@@ -180,11 +180,15 @@ class Verifier:
                   if value.dtype.kind in "fV"]
         return not shares or min(shares) <= ILL_CONDITIONED
 
+    def truth(self, inputs: scenarios.InputSet) -> dict[str, np.ndarray]:
+        """The oracle's outputs for one of the sets."""
+        return self._truth[inputs.name]
+
     # -- checking ------------------------------------------------------------------------------------------------------
 
     def check(
         self, fused: onnx.ModelProto, *, base_dir: Path | None = None, only: Sequence[str] | None = None,
-        must_run: bool = True,
+        must_run: bool = True, keep: dict[str, dict[str, np.ndarray]] | None = None,
     ) -> Verdict:
         """Run a rewrite of the model and compare all outputs.
 
@@ -194,6 +198,7 @@ class Verifier:
             only: names of the sets to run.
             must_run: whether the provider here is the one that the model is meant for; if not, a model that does not
                 run is unverified, not wrong.
+            keep: filled with the outputs of the rewrite, by set name.
         """
         verdict = Verdict("passed", sets=[s.name for s in self.sets], oracle=self.oracle_dtype,
                           provider=self._unfused.provider, notes=list(self.notes))
@@ -210,6 +215,8 @@ class Verifier:
                 verdict.failing.append(inputs.name)
                 verdict.problems.append(f"set `{inputs.name}`: {error.message}")
                 continue
+            if keep is not None:
+                keep[inputs.name] = got
             self._compare(inputs, got, verdict, worst)
         verdict.outputs = [
             {"name": name, "error": c.error, "unfused_error": c.unfused_error, "tolerance": c.tolerance,

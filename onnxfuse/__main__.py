@@ -1,0 +1,6 @@
+"""`python -m onnxfuse`."""
+
+from onnxfuse.cli.main import main
+
+if __name__ == "__main__":
+    main()

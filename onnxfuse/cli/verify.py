@@ -1,0 +1,156 @@
+"""`onnxfuse verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxfuse.cli import options, render
+from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK
+
+
+@click.command("verify")
+@click.argument("base")
+@click.argument("fused")
+@options.inputs_options
+@click.option("--iterations", type=click.IntRange(1), default=1, show_default=True,
+              help="Repeat with so many seeds.")
+@click.option("--verify-sets", type=click.IntRange(1), metavar="N", help="At most N input sets per iteration.")
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Execution provider of both models.")
+@click.option("--rtol", multiple=True, metavar="[OUTPUT:]VALUE", help="Own limit |a-b| <= atol + rtol*|b| against the oracle.")
+@click.option("--atol", multiple=True, metavar="[OUTPUT:]VALUE", help="See --rtol.")
+@click.option("--bisect", is_flag=True, help="On a mismatch, name the node where the values first differ.")
+@click.option("--repro", metavar="DIR", help="With --bisect: write that node alone, with its inputs.")
+@options.custom_ops_option
+@options.json_option
+def verify_command(
+    base: str, fused: str, inputs: str | None, input_shapes: tuple[str, ...], save_inputs: str | None, seed: int,
+    iterations: int, verify_sets: int | None, provider: str, rtol: tuple[str, ...], atol: tuple[str, ...],
+    bisect: bool, repro: str | None, custom_ops: tuple[str, ...], as_json: bool,
+) -> int:
+    """Compare FUSED with BASE, the original, on input sets that BASE can run.
+
+    Both are held to BASE in a wider dtype. FUSED is right when its error is at most a small multiple of BASE's own, or
+    within --rtol and --atol if they are given.
+
+    \b
+    Examples:
+      onnxfuse verify model.onnx model.fused.onnx
+      onnxfuse verify model.onnx model.fused.onnx --iterations 5 --atol logits:1e-3
+      onnxfuse verify model.onnx model.fused.onnx --bisect --repro repro/
+
+    Exit codes: 0 right; 1 a mismatch; 2 bad input.
+    """
+    from onnxfuse.graph import files
+    from onnxfuse.runtime import archive
+    from onnxfuse.verify import Verifier, statistics
+
+    base_path, fused_path = Path(base), Path(fused)
+    original, rewritten = files.read_proto(base_path), files.read_proto(fused_path)
+    names = [o.name for o in original.graph.output]
+    limits = statistics.Tolerance(
+        statistics.parse_limits(rtol, names, "--rtol"), statistics.parse_limits(atol, names, "--atol")
+    )
+    shapes = archive.parse_shapes(input_shapes)
+    entries: list[dict[str, Any]] = []
+    problems: list[str] = []
+    notes: list[str] = []
+    status, used, divergence = "passed", [], None
+    for iteration in range(iterations):
+        verifier = Verifier(
+            original, base_dir=base_path.resolve().parent, provider=provider, seed=seed + 1000 * iteration,
+            shapes=shapes, inputs=inputs, limit=verify_sets, custom_ops=custom_ops,
+        )
+        kept: dict[str, Any] = {}
+        verdict = verifier.check(rewritten, base_dir=fused_path.resolve().parent, keep=kept)
+        notes += [n for n in verdict.notes if n not in notes]
+        used += [s.feeds for s in verifier.sets]
+        if verdict.status != "passed" and status != "failed":
+            status = verdict.status
+        found, off = _statistics(verifier, kept, limits)
+        entries += found
+        if limits and kept:
+            problems += off
+            status = "failed" if off else ("passed" if status == "failed" else status)
+        else:
+            problems += verdict.problems
+        if bisect and divergence is None and (verdict.failing or off):
+            divergence = _bisect(verifier, original, rewritten, verdict, provider, base_path, fused_path, custom_ops)
+    if save_inputs is not None:
+        archive.save_npz(save_inputs, used)
+    written = _repro(divergence, rewritten, repro, fused_path)
+    result = {"schema": 1, "base": base, "fused": fused, "status": status, "outputs": entries, "problems": problems,
+              "notes": notes, "divergence": divergence.as_dict() if divergence else None, "repro": written}
+    if as_json:
+        render.data_json(result)
+    else:
+        _print(result)
+    return EXIT_OK if status in ("passed", "structure-only") else EXIT_FINDINGS
+
+
+def _statistics(verifier: Any, kept: dict[str, Any], limits: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    from onnxfuse.verify import statistics
+
+    entries, problems = [], []
+    for inputs in verifier.sets:
+        truth = verifier.truth(inputs)
+        for name, value in kept.get(inputs.name, {}).items():
+            if name not in truth or value.shape != truth[name].shape or value.dtype.kind in "SUO":
+                continue
+            against = statistics.difference(value, truth[name])
+            own = statistics.difference(inputs.outputs[name], truth[name])
+            entries.append({"set": inputs.name, "name": name, "oracle": against.as_dict(),
+                            "unfused_oracle": own.as_dict(),
+                            "unfused": statistics.difference(value, inputs.outputs[name]).as_dict()})
+            if limits:
+                off = limits.violations(name, value, truth[name])
+                if off:
+                    problems.append(f"set `{inputs.name}`, output `{name}`: {off} elements outside of the limits")
+    return entries, problems
+
+
+def _bisect(
+    verifier: Any, original: Any, rewritten: Any, verdict: Any, provider: str, base: Path, fused: Path,
+    custom_ops: tuple[str, ...],
+) -> Any:
+    from onnxfuse.verify import divergence
+
+    failing = verdict.failing[0] if verdict.failing else verifier.sets[0].name
+    inputs = next(s for s in verifier.sets if s.name == failing)
+    return divergence.find(
+        original, rewritten, inputs.feeds, dtype=verifier.dtype, provider=provider, base_dir=base.resolve().parent,
+        fused_dir=fused.resolve().parent, widened=verifier.structure_only, custom_ops=custom_ops,
+    )
+
+
+def _repro(found: Any, rewritten: Any, folder: str | None, fused: Path) -> list[str]:
+    if found is None or folder is None:
+        return []
+    from onnxfuse.verify import divergence
+
+    return [str(p) for p in divergence.write_repro(found, rewritten, Path(folder), fused.resolve().parent)]
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = [
+        (e["set"], e["name"], e["oracle"]["scaled"], e["unfused_oracle"]["scaled"], e["oracle"]["max_abs"],
+         e["oracle"]["p99_abs"], e["oracle"]["cosine"], e["unfused"]["max_ulp"])
+        for e in result["outputs"]
+    ]
+    header = ("set", "output", "error", "unfused error", "max abs", "p99 abs", "cosine", "max ULP vs unfused")
+    render.data(render.table(rows, header))
+    for line in result["problems"]:
+        render.data(f"wrong: {line}")
+    found = result["divergence"]
+    if found:
+        made_by = f", made by rule {found['rule']}" if found["rule"] else ""
+        render.data(f"first difference: {found['op']} `{found['node']}`{made_by}: error {found['error']:.2g}, "
+                    f"allowed {found['tolerance']:.2g} ({found['runs']} runs)")
+    for path in result["repro"]:
+        render.data(f"written: {path}")
+    render.data(f"status: {result['status']}")
+    for line in result["notes"]:
+        render.note(f"note: {line}")

@@ -1,0 +1,217 @@
+"""The stages, one after the other: canonical form, lift, fuse, lower. `optimize`, `explain` and verification's search
+for a wrong fusion all run this."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+
+from onnxfuse import blocks
+from onnxfuse.errors import RuntimeMissingError, UsageError
+from onnxfuse.graph import canonicalize, shapes, view
+from onnxfuse.graph import model as models
+from onnxfuse.lower import lower
+from onnxfuse.lower.kernels import KernelTable, Target
+from onnxfuse.rewrite import driver
+from onnxfuse.rules import load as rules
+from onnxfuse.runtime import gpu, library
+from onnxfuse.runtime.probe import OrtProbe
+from onnxfuse.runtime.session import cuda_works
+
+#: In order; `--stop-after` names one of them.
+STAGES = ("canonicalize", "lift", "fuse", "lower")
+
+Progress = Callable[[str], None]
+"""Called with the name of the step that begins."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What shapes the result. Hashable parts only, so that a variant is one `replace` away.
+
+    Attributes:
+        target: provider and architecture.
+        rules: rule files and folders besides the built-in ones.
+        builtin: whether the built-in rules take part.
+        disable: ids of rules that do not.
+        exclude_nodes: names of nodes (or of their outputs) that no rule may touch.
+        stop_after: one of `STAGES`.
+    """
+
+    target: Target = Target("cpu")
+    rules: tuple[str, ...] = ()
+    builtin: bool = True
+    disable: frozenset[str] = frozenset()
+    exclude_nodes: frozenset[str] = frozenset()
+    stop_after: str = "lower"
+
+    def without(self, disable: Iterable[str] = (), exclude_nodes: Iterable[str] = ()) -> Options:
+        return replace(self, disable=self.disable | set(disable), exclude_nodes=self.exclude_nodes | set(exclude_nodes))
+
+
+@dataclass
+class Build:
+    """A model that went through the stages.
+
+    Attributes:
+        model: the result.
+        applied: the rewrites, in order (`rewrite.driver.Applied`).
+        nodes_before: nodes of the original without constants, subgraphs included.
+        blocks: counted after fuse; `blocks_lowered` after lower.
+        lowering: what lower kept and took apart (its JSON form).
+        seconds: per stage.
+    """
+
+    model: models.Model
+    applied: list[Any] = field(default_factory=list)
+    nodes_before: int = 0
+    blocks: dict[str, Any] = field(default_factory=dict)
+    blocks_lowered: dict[str, Any] = field(default_factory=dict)
+    lowering: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def resolve_target(text: str) -> Target:
+    """A target from its text; `auto` is CUDA with the first GPU's architecture where ONNX Runtime can use it, else CPU.
+
+    Raises:
+        UsageError: the text names no target.
+    """
+    if text != "auto":
+        target = Target.parse(text)
+        if target.provider == "cuda" and target.sm is None and gpu.devices():
+            return Target("cuda", gpu.devices()[0].sm)
+        return target
+    if cuda_works():
+        found = gpu.devices()
+        return Target("cuda", found[0].sm if found else None)
+    return Target("cpu")
+
+
+def rule_set(options: Options) -> rules.RuleSet:
+    """The rules that take part.
+
+    Raises:
+        RuleError: a rule file is wrong, or a disabled rule does not exist.
+    """
+    found = rules.load(options.rules, builtin=options.builtin)
+    for name in sorted(options.disable):
+        found.get(name)
+    return found
+
+
+def check_node_names(proto: onnx.ModelProto, names: Iterable[str]) -> None:
+    """Whether all names in `exclude_nodes` name a node, or an output of one.
+
+    Raises:
+        UsageError: one does not; with the nearest name that does.
+    """
+    known: set[str] = set()
+
+    def visit(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            known.update([node.name, *node.output])
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    visit(attribute.g)
+
+    visit(proto.graph)
+    for name in sorted(names):
+        if name not in known:
+            near = difflib.get_close_matches(name, known - {""}, n=1)
+            raise UsageError(
+                f"the model has no node `{name}`",
+                hint=f"did you mean `{near[0]}`?" if near else "name a node, or one of its outputs",
+            )
+
+
+def build(
+    source: str | os.PathLike | onnx.ModelProto, options: Options, *, ruleset: rules.RuleSet | None = None,
+    tracer: Any = None, progress: Progress | None = None,
+) -> Build:
+    """Run the stages on a model. The source is not changed.
+
+    Args:
+        source: a file, or a ModelProto.
+        ruleset: rules that were loaded already.
+        tracer: records what each rule tried (`match.trace`).
+        progress: told the name of each stage when it begins.
+
+    Raises:
+        OnnxfuseError: the model cannot be read, or a rewrite failed.
+    """
+    clock = _Clock(progress)
+    if ruleset is None:
+        ruleset = rule_set(options)
+    clock.begin("load")
+    model = models.load(source)
+    result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)
+    clock.begin("canonicalize")
+    canonicalize.run(model)
+    for stage in ("lift", "fuse"):
+        if STAGES.index(options.stop_after) < STAGES.index(stage):
+            break
+        clock.begin(stage)
+        _apply(result, ruleset, stage, options, tracer)
+    result.blocks = blocks.count(model)
+    result.blocks_lowered = result.blocks
+    if options.stop_after == "lower":
+        clock.begin("lower")
+        report = lower(
+            model, KernelTable(options.target, OrtProbe(), custom_ops=library_exists()),
+            apply_rules=lambda m: _apply(result, ruleset, "lower", options, tracer),
+        )
+        result.lowering = report.to_json()
+        result.blocks_lowered = blocks.count(model)
+    clock.end()
+    return result
+
+
+def _apply(result: Build, ruleset: rules.RuleSet, stage: str, options: Options, tracer: Any) -> None:
+    report = driver.run(
+        result.model, ruleset, stage, options.target, disable=options.disable, exclude_nodes=options.exclude_nodes,
+        tracer=tracer,
+    )
+    result.applied.extend(report.applied)
+
+
+def library_exists() -> bool:
+    """Whether the custom-op library was built."""
+    try:
+        library.path()
+    except RuntimeMissingError:
+        return False
+    return True
+
+
+def count_nodes(model: models.Model) -> int:
+    """Nodes that compute something: all graphs, without constants."""
+    return sum(1 for graph in view.all_graphs(model.graph) for node in graph.nodes if node.op != "Constant")
+
+
+class _Clock:
+    """Seconds per step."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._name = ""
+        self._since = 0.0
+
+    def begin(self, name: str) -> None:
+        self.end()
+        if self._progress is not None:
+            self._progress(name)
+        self._name, self._since = name, time.perf_counter()
+
+    def end(self) -> None:
+        if self._name:
+            elapsed = time.perf_counter() - self._since
+            self.seconds[self._name] = round(self.seconds.get(self._name, 0.0) + elapsed, 6)
+            self._name = ""

@@ -1,0 +1,112 @@
+"""The report of `optimize`, as data (JSON) and as text. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+SCHEMA = 1
+
+#: What the keys of `blocks` are called for people; keys without an entry are shown as they are.
+_BLOCK_NAMES = {
+    "rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "skip_rmsnorm": "skip + RMSNorm",
+    "skip_layernorm": "skip + LayerNorm", "rope": "rotary embedding", "attention": "attention",
+    "swiglu": "SwiGLU", "geglu": "GeGLU", "reglu": "ReGLU", "matmul": "linear layer",
+    "qkv_shared_input_groups": "packed Q/K/V",
+}
+
+
+def count_ops(proto: onnx.ModelProto) -> dict[str, int]:
+    """`{"domain::Op": n}` over all graphs, without constants; ONNX's own domain is `ai.onnx`."""
+    counts: Counter[str] = Counter()
+
+    def visit(nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            if node.op_type != "Constant":
+                counts[f"{node.domain or 'ai.onnx'}::{node.op_type}"] += 1
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    visit(attribute.g.node)
+
+    visit(proto.graph.node)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def fusions(applied: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """`[{rule, stage, count}]` from (rule, stage) pairs, in order of first use."""
+    counts = Counter(applied)
+    return [{"rule": rule, "stage": stage, "count": count} for (rule, stage), count in counts.items()]
+
+
+def build(
+    *, model: str, output: str | None, target: str, proto: onnx.ModelProto, nodes_before: int,
+    applied: Sequence[tuple[str, str]], blocks: Mapping[str, Any], blocks_lowered: Mapping[str, Any],
+    lowering: Mapping[str, Any], verify: Mapping[str, Any], reverted: Sequence[Mapping[str, Any]],
+    seconds: Mapping[str, float], sizes: Mapping[str, int], options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The JSON report, schema 1; docs/reference/report.md describes the keys."""
+    ops = count_ops(proto)
+    return {
+        "schema": SCHEMA,
+        "model": model,
+        "output": output,
+        "target": target,
+        "options": dict(options),
+        "nodes": {"before": nodes_before, "after": sum(ops.values())},
+        "bytes": dict(sizes),
+        "fusions": fusions(applied),
+        "ops_after": ops,
+        "blocks": dict(blocks),
+        "blocks_lowered": dict(blocks_lowered),
+        "lowering": dict(lowering),
+        "verify": dict(verify),
+        "reverted": [dict(entry) for entry in reverted],
+        "seconds": dict(seconds),
+    }
+
+
+def block_name(key: str) -> str:
+    """What a block key is called for people."""
+    if key in _BLOCK_NAMES:
+        return _BLOCK_NAMES[key]
+    if key.startswith("matmul_"):
+        return "linear layer + " + key.removeprefix("matmul_").replace("act_", "").replace("_", " + ", 1)
+    return key.removeprefix("act_").replace("_", " ")
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """The report in a few lines of text."""
+    nodes = report["nodes"]
+    lines = [f"{report['model']}: {nodes['before']} nodes -> {nodes['after']} (target {report['target']})"]
+    if report["fusions"]:
+        width = max(len(f["rule"]) for f in report["fusions"])
+        lines += [f"  {f['stage']:<5} {f['rule']:<{width}} {f['count']:>4}" for f in report["fusions"]]
+    else:
+        lines.append("  no rule applied")
+    for entry in report["reverted"]:
+        sites = entry["sites"]
+        what = "everywhere" if sites is None else f"at {', '.join(sites)}"
+        lines.append(f"  reverted {entry['rule']} {what}: {entry['problem']}")
+    lines.append(verify_line(report["verify"]))
+    if report["output"]:
+        lines.append(f"written: {report['output']}")
+    return "\n".join(lines)
+
+
+def verify_line(verify: Mapping[str, Any]) -> str:
+    """One line about the verification."""
+    status = verify["status"]
+    if status == "skipped":
+        return "not verified (--no-verify)"
+    if status in ("failed", "unverified"):
+        return f"verification {status}: {'; '.join(verify['problems'][:2])}"
+    worst = max((o for o in verify["outputs"]), key=lambda o: o["error"], default=None)
+    text = f"verified on {len(verify['sets'])} input sets against {verify['oracle']}"
+    if status == "structure-only":
+        text += " (structure only: run in float32)"
+    if worst is not None:
+        text += f": error {worst['error']:.1e}, unfused {worst['unfused_error']:.1e}"
+    return text
