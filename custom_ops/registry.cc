@@ -7,17 +7,47 @@
 #define ONNXFUSE_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
+namespace {
+
+using onnxfuse::ort::OpObjects;
+
+const OpObjects& all_ops() {
+  static const OpObjects ops = [] {
+    OpObjects list;
+    onnxfuse::ort::append_linear_cpu(&list);
+    onnxfuse::ort::append_gated_linear_cpu(&list);
+#if defined(ONNXFUSE_CUDA)
+    onnxfuse::ort::append_cuda_ops(&list);
+#endif
+    return list;
+  }();
+  return ops;
+}
+
+const char* provider_of(const OrtCustomOp* op) {
+  const char* provider = op->GetExecutionProviderType(op);
+  return provider == nullptr ? "CPUExecutionProvider" : provider;
+}
+
+std::string describe_build() {
+  std::string ops;
+  for (const OrtCustomOp* op : all_ops()) {
+    if (!ops.empty()) ops += ", ";
+    ops += std::string("{\"name\": \"") + op->GetName(op) + "\", \"provider\": \"" + provider_of(op) +
+           "\", \"dtype\": \"" + onnxfuse::ort::name_of(op->GetInputType(op, 0)) + "\"}";
+  }
+  return std::string("{\"version\": \"" ONNXFUSE_VERSION "\", \"isa\": \"") + onnxfuse::rowwise().name +
+         "\", \"ort_api\": " + std::to_string(ORT_API_VERSION) + ", \"ops\": [" + ops + "]}";
+}
+
+}  // namespace
+
 // The version of the contract between the library and the Python package: op names, inputs, attributes, layouts.
 ONNXFUSE_EXPORT int onnxfuse_abi_version() { return ONNXFUSE_ABI_VERSION; }
 
-// What this build can do, as JSON: `{"version": …, "providers": […], "isa": …, "ort_api": …}`.
+// What this build can do, as JSON: version, isa, ort_api, and ops as a list of {name, provider, dtype}.
 ONNXFUSE_EXPORT const char* onnxfuse_build_info() {
-  static const std::string info = std::string("{\"version\": \"" ONNXFUSE_VERSION "\", \"providers\": [\"cpu\"") +
-#if defined(ONNXFUSE_CUDA)
-                                  ", \"cuda\"" +
-#endif
-                                  "], \"isa\": \"" + onnxfuse::rowwise().name +
-                                  "\", \"ort_api\": " + std::to_string(ORT_API_VERSION) + "}";
+  static const std::string info = describe_build();
   return info.c_str();
 }
 
@@ -31,14 +61,10 @@ ONNXFUSE_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* opt
   }
   Ort::InitApi(api);
   return onnxfuse::ort::guarded([&] {
-    // Op objects and domain live as long as the process: sessions keep pointers to them.
+    // The domain lives as long as the process: sessions keep pointers to it.
     static OrtCustomOpDomain* const domain = [] {
       Ort::CustomOpDomain owned("onnxfuse");
-      onnxfuse::ort::add_linear_cpu(owned);
-      onnxfuse::ort::add_gated_linear_cpu(owned);
-#if defined(ONNXFUSE_CUDA)
-      onnxfuse::ort::add_cuda_ops(owned);
-#endif
+      for (const OrtCustomOp* op : all_ops()) owned.Add(op);
       return owned.release();
     }();
     Ort::ThrowOnError(Ort::GetApi().AddCustomOpDomain(options, domain));

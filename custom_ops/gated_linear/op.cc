@@ -44,10 +44,10 @@ class GatedLinearCpuKernel {
 
 }  // namespace
 
-void add_gated_linear_cpu(OrtCustomOpDomain* domain) {
+void append_gated_linear_cpu(OpObjects* ops) {
   static const CustomOp<GatedLinear, GatedLinearCpuKernel> kOps[] = {
       {Dtype::kFloat32, nullptr}, {Dtype::kFloat16, nullptr}, {Dtype::kBFloat16, nullptr}};
-  for (const auto& op : kOps) Ort::ThrowOnError(Ort::GetApi().CustomOpDomain_Add(domain, &op));
+  for (const auto& op : kOps) ops->push_back(&op);
 }
 
 }  // namespace onnxfuse::ort

@@ -52,10 +52,10 @@ class LinearCpuKernel {
 
 }  // namespace
 
-void add_linear_cpu(OrtCustomOpDomain* domain) {
+void append_linear_cpu(OpObjects* ops) {
   static const CustomOp<Linear, LinearCpuKernel> kOps[] = {
       {Dtype::kFloat32, nullptr}, {Dtype::kFloat16, nullptr}, {Dtype::kBFloat16, nullptr}};
-  for (const auto& op : kOps) Ort::ThrowOnError(Ort::GetApi().CustomOpDomain_Add(domain, &op));
+  for (const auto& op : kOps) ops->push_back(&op);
 }
 
 }  // namespace onnxfuse::ort

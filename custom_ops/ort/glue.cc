@@ -262,7 +262,9 @@ std::string node_name(const OrtKernelInfo* info) {
 }
 
 Attributes read_attributes(const OrtKernelInfo* info, const char* op, Activation default_activation) {
-  return read_all(KernelAttributes(info, op), op, default_activation);
+  const std::string node = node_name(info);
+  const std::string label = node.empty() ? op : std::string(op) + " node `" + node + "`";
+  return read_all(KernelAttributes(info, label.c_str()), label.c_str(), default_activation);
 }
 
 Attributes read_attributes(const OrtShapeInferContext* context, const char* op, Activation default_activation) {

@@ -1,14 +1,18 @@
-// One function per op and provider; each adds its op objects (one per dtype) to the domain and throws on failure.
+// One function per op and provider; each appends its op objects, one per dtype. The objects live as long as the process.
 #pragma once
+
+#include <vector>
 
 #include "glue.h"
 
 namespace onnxfuse::ort {
 
-void add_linear_cpu(OrtCustomOpDomain* domain);
-void add_gated_linear_cpu(OrtCustomOpDomain* domain);
+using OpObjects = std::vector<const OrtCustomOp*>;
 
-// Adds the objects of all ops for the CUDA provider; defined in cuda/, linked when ONNXFUSE_CUDA is on.
-void add_cuda_ops(OrtCustomOpDomain* domain);
+void append_linear_cpu(OpObjects* ops);
+void append_gated_linear_cpu(OpObjects* ops);
+
+// The objects of all ops for the CUDA provider; defined in cuda/, linked when ONNXFUSE_CUDA is on.
+void append_cuda_ops(OpObjects* ops);
 
 }  // namespace onnxfuse::ort

@@ -157,7 +157,7 @@ class OpDef:
                 where=where,
                 hint=f"allowed: {', '.join(map(str, spec.choices))}",
             )
-        if spec.minimum is not None and not value >= spec.minimum:
+        if spec.minimum is not None and not float(value) >= spec.minimum:
             raise OpError(
                 f"{self.full_name}: attribute `{spec.name}` is `{value}`, below {spec.minimum:g}", where=where
             )
@@ -203,7 +203,7 @@ class OpDef:
         raise OpError(f"{self.full_name}: {why} ({shown})")
 
     def refuse(self, inputs: Sequence[TensorType | None], why: str) -> OpError:
-        """An OpError for `inputs` that shows all of their types; for use in infer functions: ``raise op.refuse(...)``."""
+        """An OpError that shows the types of all inputs; for infer functions: ``raise op.refuse(...)``."""
         try:
             self._refuse(inputs, why)
         except OpError as error:

@@ -255,7 +255,7 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
 def _is_grouped(b: BodyBuilder, attrs: Mapping[str, Any]) -> bool:
     """False only when it is certain that there are as many key heads as query heads."""
     if attrs["q_num_heads"]:
-        return attrs["q_num_heads"] != attrs["kv_num_heads"]
+        return bool(attrs["q_num_heads"] != attrs["kv_num_heads"])
     q, k = b.types[0], b.types[1]
     if q is None or k is None or q.shape is None or k.shape is None or q.shape[1] is None:
         return True
@@ -263,7 +263,7 @@ def _is_grouped(b: BodyBuilder, attrs: Mapping[str, Any]) -> bool:
 
 
 def _scaled(b: BodyBuilder, q: str, k: str, scale: float | None) -> tuple[str, str]:
-    """q and k with the scale applied: to q alone in float32, by its square root to both in half precision (overflow)."""
+    """q and k, scaled: q alone in float32; in half precision both, by the square root, against overflow."""
     if scale == 1.0:
         return q, k
     if scale is not None:

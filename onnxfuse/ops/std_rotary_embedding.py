@@ -27,9 +27,9 @@ def _infer(op: OpDef, inputs: Sequence[TensorType | None], attrs: Mapping[str, A
             )
     if positions is not None and positions.shape is not None and len(positions.shape) != 2:
         raise op.refuse(inputs, "`position_ids` must have rank 2")
-    if cos.shape is not None and sin.shape is not None:
-        if not all(unify(a, b)[0] for a, b in zip(cos.shape, sin.shape, strict=True)):
-            raise op.refuse(inputs, "`cos_cache` and `sin_cache` must have the same shape")
+    caches = list(zip(cos.shape or (), sin.shape or (), strict=False))
+    if not all(unify(a, b)[0] for a, b in caches):
+        raise op.refuse(inputs, "`cos_cache` and `sin_cache` must have the same shape")
     if x.shape is None:
         return [x]
     if len(x.shape) != (3 if heads else 4):

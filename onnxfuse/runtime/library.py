@@ -63,7 +63,9 @@ def library_path() -> Path:
 
 
 def build_info() -> dict[str, Any]:
-    """What the library can do: `version`, `abi`, `providers` (cpu, cuda), `isa`, `ort_api`, `path`.
+    """What the library can do: `path`, `abi`, `version`, `isa`, `ort_api`, and `ops`.
+
+    `ops` lists the kernels, each with `name`, `provider` and `dtype`.
 
     Raises:
         RuntimeMissingError: as `library_path`.

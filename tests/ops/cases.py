@@ -77,3 +77,46 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
         return 0.0
     scale = float(np.max(np.abs(expected[finite]))) or 1.0
     return float(np.max(np.abs(actual[finite] - expected[finite]))) / scale
+
+
+def library_session(model: ModelProto, threads: int = 1) -> Any:
+    """An ONNX Runtime CPU session with the custom-op library."""
+    import onnxruntime as ort
+
+    from onnxfuse.runtime import library
+
+    options = library.register(ort.SessionOptions())
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def through_float32(model: ModelProto) -> ModelProto:
+    """The model with its bfloat16 inputs and outputs cast from and to float32, since NumPy feeds have no bfloat16."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    graph, bfloat16 = result.graph, onnx.TensorProto.BFLOAT16
+    before, after = [], []
+    renamed = {}
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == bfloat16:
+            renamed[value.name] = f"{value.name}_bf16"
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(n, n) for n in names]
+    for value in graph.input:
+        if value.name in renamed:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            before.append(helper.make_node("Cast", [value.name], [renamed[value.name]], to=bfloat16))
+    for value in graph.output:
+        if value.name in renamed:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            after.append(helper.make_node("Cast", [renamed[value.name]], [value.name], to=onnx.TensorProto.FLOAT))
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return result
+
+
+def as_feed(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == NUMPY["bfloat16"] else array

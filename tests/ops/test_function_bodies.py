@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from cases import NUMPY, normal, one_node_model, relative_error, type_of
 from onnx.reference import ReferenceEvaluator
 
 from onnxfuse.errors import OpError
@@ -18,6 +17,7 @@ from onnxfuse.ops import functions, registry
 from onnxfuse.ops.activations import ACTIVATIONS
 from onnxfuse.ops.norms import NORMS
 from onnxfuse.ops.opdef import OpDef, TensorType
+from tests.ops.cases import NUMPY, normal, one_node_model, relative_error, type_of
 
 # Bodies round every intermediate value to T, the references never: a few roundings of the largest value are allowed.
 LIMIT = {"float32": 3e-6, "float16": 8e-3, "bfloat16": 6e-2}
@@ -246,7 +246,7 @@ def test_heads_of_unknown_number_take_the_grouped_path() -> None:
     shapes = {n: ["b", f"{n}_heads", "s", 8] for n in "qkv"}
     model = functions.attach_functions(one_node_model(op, inputs, attrs, shapes=shapes))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    feeds = {n: a for n, a in zip("qkv", inputs, strict=False)}
+    feeds = dict(zip("qkv", inputs, strict=False))
     assert relative_error(session.run(None, feeds)[0], op.reference(inputs, attrs)[0]) < 3e-6
 
 
