@@ -1,0 +1,141 @@
+"""The named predicates of a rule's ``where``: a closed list, each a function with a test.
+
+A predicate gets the `Scope` and the bound values (`Value` or None), captures and dims that the rule names in ``of``,
+and literal parameters of ``with`` by keyword. It returns a dict of results, or `Refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.graph import consts
+from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.match.scope import Scope
+from onnxfuse.match.typing import same_shape, shape_of, show
+
+
+@dataclass(slots=True)
+class Refused:
+    """Why a predicate does not hold."""
+
+    expected: Any
+    found: Any
+    node: Node | None = None
+
+
+Outcome = dict[str, Any] | Refused
+REGISTRY: dict[str, Callable[..., Outcome]] = {}
+
+
+def predicate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Register a predicate under its function name. The docstring's lines ``of:``, ``holds:`` and ``results:`` are its reference."""
+    REGISTRY[function.__name__] = function
+    return function
+
+
+@predicate
+def equal_constants(scope: Scope, first: Value, second: Value) -> Outcome:
+    """of: two values
+    holds: both are constants with equal shape and content
+    """
+    if not (isinstance(first, Constant) and isinstance(second, Constant)):
+        return Refused("two constants", "a computed value")
+    if first is second:
+        return {}
+    if consts.shape_of(first) != consts.shape_of(second) or not np.array_equal(consts.array(first), consts.array(second)):
+        return Refused(f"the content of `{first.name}`", f"`{second.name}`")
+    return {}
+
+
+@predicate
+def filled_with(scope: Scope, value: Value, *, number: float) -> Outcome:
+    """of: a value
+    holds: it is a constant whose elements all are `number` (in its dtype)
+    """
+    if not isinstance(value, Constant):
+        return Refused("a constant", f"`{value.name}`")
+    content = consts.array(value)
+    if content.size == 0:
+        return Refused(f"elements equal to {number}", "an empty tensor")
+    first = float(content.reshape(-1)[0])
+    if not consts.close(first, float(number), consts.dtype_of(value)) or not bool((content == content.reshape(-1)[0]).all()):
+        return Refused(f"elements equal to {number}", f"`{value.name}`")
+    return {}
+
+
+@predicate
+def equal_shapes(scope: Scope, first: Value, second: Value) -> Outcome:
+    """of: two values
+    holds: their shapes are provably equal
+    """
+    one, other = shape_of(first), shape_of(second)
+    return {} if same_shape(one, other) else Refused(show(one), show(other))
+
+
+@predicate
+def reciprocal_of_dim(scope: Scope, factor: float, dim: Any) -> Outcome:
+    """of: a captured number, a dim
+    holds: the number is 1 / the (known) dim
+    """
+    if not isinstance(dim, int) or dim == 0:
+        return Refused("a known size", dim)
+    return {} if consts.close(float(factor), 1.0 / dim, "float32") else Refused(1.0 / dim, factor)
+
+
+@predicate
+def equals_dim(scope: Scope, number: float, dim: Any) -> Outcome:
+    """of: a captured number, a dim
+    holds: the number is the (known) dim
+    """
+    return {} if isinstance(dim, int) and float(number) == float(dim) else Refused(dim, number)
+
+
+@predicate
+def is_absent(scope: Scope, value: Value | None) -> Outcome:
+    """of: an optional value
+    holds: it is omitted
+    """
+    return {} if value is None else Refused("absent", f"`{value.name}`")
+
+
+@predicate
+def is_present(scope: Scope, value: Value | None) -> Outcome:
+    """of: an optional value
+    holds: it is given
+    """
+    return {} if value is not None else Refused("a value", "absent")
+
+
+@predicate
+def numbers_equal(scope: Scope, first: float, second: float, *, factor: float = 1.0) -> Outcome:
+    """of: two captured numbers
+    holds: first = factor × second, within 1e-4 relative
+    """
+    wanted = float(second) * factor
+    return {} if consts.close(float(first), wanted, "float32") else Refused(wanted, first)
+
+
+@predicate
+def square_root_of_dim(scope: Scope, number: float, dim: Any, *, power: float = 0.5) -> Outcome:
+    """of: a captured number, a dim
+    holds: the number is the (known) dim to the `power` (default ½)
+    """
+    if not isinstance(dim, int) or dim <= 0:
+        return Refused("a known size", dim)
+    return {} if consts.close(float(number), dim**power, "float32") else Refused(dim**power, number)
+
+
+@predicate
+def read_only_as_first_input(scope: Scope, value: Value) -> Outcome:
+    """of: a value
+    holds: every node that reads it reads it once, as its first input
+    """
+    for reader in dict.fromkeys(value.outputs):
+        places = [index for index, given in enumerate(reader.inputs) if given is value]
+        if places != [0]:
+            return Refused(f"`{value.name}` as first input only", f"inputs {places}", reader)
+    return {}

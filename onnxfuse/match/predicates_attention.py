@@ -1,0 +1,144 @@
+"""Named predicates about attention masks and rotary embeddings: the rules' door to `onnxfuse.analysis`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onnxfuse.analysis import masks, rotary
+from onnxfuse.analysis.elements import Elements
+from onnxfuse.analysis.sizes import poly_of_dim
+from onnxfuse.graph import types
+from onnxfuse.graph.ir import Value
+from onnxfuse.match.predicates import Outcome, Refused, predicate
+from onnxfuse.match.scope import Scope
+from onnxfuse.match.typing import dtype_of
+
+
+def _elements(scope: Scope) -> Elements:
+    """One for a pass over the graph: a rewrite in between does not change what an element is."""
+    found = scope.__dict__.get("_elements")
+    if found is None:
+        found = scope.__dict__["_elements"] = Elements()
+    return found
+
+
+@predicate
+def quotient(scope: Scope, numerator: float, denominator: float) -> Outcome:
+    """of: two captured numbers
+    holds: the second is not 0
+    results: `quotient`: first / second
+    """
+    if not denominator:
+        return Refused("a divisor other than 0", denominator)
+    return {"quotient": float(numerator) / float(denominator)}
+
+
+@predicate
+def product(scope: Scope, first: float, second: float) -> Outcome:
+    """of: two captured numbers
+    holds: always
+    results: `product`: first × second
+    """
+    return {"product": float(first) * float(second)}
+
+
+@predicate
+def hiding_number(scope: Scope, scores: Value, yes: float, no: float) -> Outcome:
+    """of: a value with the scores' dtype; two captured numbers, one of them 0
+    holds: the other one absorbs every score that it is added to, or is -inf
+    results: `yes`, `no`: the numbers, with a merely very low one replaced by the lowest of the dtype (both give a hidden
+        key weight 0 beside a visible one, and a row without any the same weight for every key)
+    """
+    low = float(yes) + float(no)
+    dtype = dtype_of(scores)
+    if low == -math.inf:
+        return {"yes": yes, "no": no}
+    # In float16 the lowest number is so near to scores that a kernel computing in float32 would tell them apart.
+    if dtype not in ("float32", "float64", "bfloat16") or low > -1e4 or 0 not in (float(yes), float(no)):
+        return Refused("-inf, or a number below -1e4 in float32 or bfloat16", low)
+    lowest = -3.3895313892515355e38 if dtype == "bfloat16" else float(np.finfo(types.numpy_of(dtype)).min)
+    return {"yes": lowest if yes else 0.0, "no": lowest if no else 0.0}
+
+
+@predicate
+def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: Any) -> Outcome:
+    """of: a mask; the dims of the queries, of all keys, and of the cached keys (0: no cache)
+    holds: the mask provably hides exactly the keys after each query, or besides those before a sliding window
+    results: `causal`: 1; `window`: its size, or 0
+    """
+    elements = _elements(scope)
+    facts = masks.analyze(mask, elements)
+    if facts is None or len(facts.sizes) < 2:
+        return Refused("a mask of known sizes", f"`{mask.name}`")
+    q_size, k_size, offset = (poly_of_dim(d) for d in (queries, keys, past))
+    if q_size is None or k_size is None or offset is None or facts.sizes[-2:] != (q_size, k_size):
+        return Refused(f"a mask of [{queries}, {keys}]", str(facts.sizes))
+    if not facts.structural:
+        return Refused("only causal and window conditions", ", ".join(map(str, facts.terms))[:200])
+    window = facts.window()
+    if facts.causal_offset() != offset:
+        return Refused(f"causal from key {past}", str(facts.causal_offset()))
+    if len({type(c) for c in facts.conditions()}) != len(set(facts.conditions())):
+        return Refused("one causal and one window condition", "more")
+    if window is not None and (window.offset != offset or window.size < 1):
+        return Refused(f"a window from key {past}", str(window))
+    return {"causal": 1, "window": window.size if window is not None else 0}
+
+
+@predicate
+def finite_mask(scope: Scope, mask: Value) -> Outcome:
+    """of: a mask
+    holds: no element is -inf, whatever the inputs are
+    """
+    facts = masks.analyze(mask, _elements(scope))
+    if facts is None or not facts.finite():
+        return Refused("a mask that never hides with -inf", f"`{mask.name}`")
+    return {}
+
+
+@predicate
+def rotation(scope: Scope, x: Value, rotated: Value) -> Outcome:
+    """of: two values
+    holds: the second is [-x₂, x₁] of the halves x₁, x₂ of the first, or -x₁, x₀, -x₃, x₂, … of its elements
+    results: `interleaved`: 0 or 1; `ends`, `step`: where a table's first of two equal numbers stand along the last axis
+    """
+    kind = rotary.rotation(x, rotated, _elements(scope))
+    if kind is None:
+        return Refused(f"`{x.name}` with halves or pairs rotated", f"`{rotated.name}`")
+    size = x.shape[-1]
+    return {"interleaved": kind, "ends": [size if kind else size // 2], "step": [2 if kind else 1]}
+
+
+@predicate
+def repeated(scope: Scope, table: Value, interleaved: int) -> Outcome:
+    """of: a value, captured 0 or 1
+    holds: its last axis holds every number twice: in both halves (0), or side by side (1)
+    """
+    known = scope.__dict__.setdefault("_repeated", {})
+    key = (table, interleaved)
+    if key not in known:
+        known[key] = rotary.repeated(table, interleaved, _elements(scope))
+    return {} if known[key] else Refused("every number twice", f"`{table.name}`")
+
+
+@predicate
+def every_second(scope: Scope, x: Value, even: Value, odd: Value) -> Outcome:
+    """of: three values
+    holds: the second and the third are the even and the odd elements of the first's last axis
+    """
+    if rotary.every_second(x, even, odd, _elements(scope)):
+        return {}
+    return Refused(f"even and odd elements of `{x.name}`", f"`{even.name}`, `{odd.name}`")
+
+
+@predicate
+def cut_in_two(scope: Scope, x: Value, first: Value, rest: Value) -> Outcome:
+    """of: three values
+    holds: the second and the third are the first, cut along its last axis
+    results: `size`: where
+    """
+    size = rotary.parts(x, first, rest, _elements(scope))
+    return {"size": size} if size is not None else Refused(f"two parts of `{x.name}`", f"`{first.name}`, `{rest.name}`")

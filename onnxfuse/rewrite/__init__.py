@@ -1,0 +1,1 @@
+"""Turning matches into graphs."""
