@@ -157,7 +157,7 @@ class OpDef:
                 where=where,
                 hint=f"allowed: {', '.join(map(str, spec.choices))}",
             )
-        if spec.minimum is not None and not float(value) >= spec.minimum:
+        if spec.minimum is not None and not value >= spec.minimum:  # type: ignore[operator]
             raise OpError(
                 f"{self.full_name}: attribute `{spec.name}` is `{value}`, below {spec.minimum:g}", where=where
             )
