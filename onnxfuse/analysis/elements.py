@@ -17,6 +17,7 @@ from onnxfuse.graph.ir import Constant, Node, Value
 
 _COMPARE = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"}
 _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Min", "Max"}
+_UNARY = {"Cos", "Sin", "Sqrt", "Reciprocal", "Exp"}
 _LOGIC = {"And", "Or", "BitwiseAnd", "BitwiseOr"}
 
 Position = tuple[Poly, ...]
@@ -95,6 +96,9 @@ class Elements:
 
     def _through(self, node: Node, value: Value, index: Position) -> Expr:
         op, ins = node.op, node.inputs
+        if op in _UNARY:
+            inner = self.at(ins[0], index)
+            return Elem(value, index) if isinstance(inner, Elem) and inner.source is ins[0] else Op(op, (inner,))
         if op in ("Identity", "Dropout"):
             return self.at(ins[0], index)
         if op == "Cast":
@@ -134,6 +138,8 @@ class Elements:
             return self._gather_nd(node, index)
         if op == "Concat":
             return self._concat(node, index)
+        if op == "Split":
+            return self._split(node, value, index)
         if op == "Trilu":
             return self._trilu(node, index)
         if op == "ScatterND":
@@ -291,6 +297,15 @@ class Elements:
             if not position.never_negative():
                 raise NotProvedError
         raise NotProvedError
+
+    def _split(self, node: Node, value: Value, index: Position) -> Expr:
+        axis = attr(node, "axis", 0) % len(index)
+        before = Poly.of(0)
+        for part in node.outputs:
+            if part is value:
+                break
+            before = before + self.sizes.of(part)[axis]
+        return self.at(node.inputs[0], (*index[:axis], index[axis] + before, *index[axis + 1 :]))
 
     def _trilu(self, node: Node, index: Position) -> Expr:
         shift = self.at(node.inputs[1], ()) if len(node.inputs) > 1 and node.inputs[1].name else expr.num(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Op:
         return f"{self.name}({', '.join(map(str, self.args))})"
 
 
-Expr = Union[Int, Lit, Elem, Sign, Op]
+Expr = Int | Lit | Elem | Sign | Op
 
 TRUE, FALSE = Lit(True), Lit(False)
 

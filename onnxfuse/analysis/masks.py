@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Other:
     indices: frozenset[str]
 
 
-Condition = Union[Causal, Window, Padding, Other]
+Condition = Causal | Window | Padding | Other
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,9 @@ def analyze(mask: Value, elements: Elements | None = None) -> MaskFacts | None:
         return None
     if not 1 <= len(sizes) <= 4:
         return None
+    names = AXES[len(sizes) - 1 :: -1]
     index = tuple(
-        Poly.of(0) if size == 1 else Poly.of(Index(AXES[len(sizes) - 1 - axis], size)) for axis, size in enumerate(sizes)
+        Poly.of(0) if size == 1 else Poly.of(Index(name, size)) for name, size in zip(names, sizes, strict=True)
     )
     element = elements.at(mask, index)
     boolean = dtype_of(mask) == "bool" or expr.is_bool(element)

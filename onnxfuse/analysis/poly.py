@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Index:
         return self.name
 
 
-Atom = Union[str, Index]
+Atom = str | Index
 """A named size (never negative) or an index variable."""
 
 

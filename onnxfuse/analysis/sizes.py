@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfuse.analysis.expr import Int
 from onnxfuse.analysis.poly import Poly, product
 from onnxfuse.graph import consts, types, view
+from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.ir import Constant, Node, Value
 
 if TYPE_CHECKING:
@@ -20,8 +21,31 @@ _BROADCAST = {
     *("Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "Where"),
 }
 _SAME_AS_FIRST = {
-    *("Cast", "CastLike", "Identity", "Dropout", "Neg", "Abs", "Not", "BitwiseNot", "IsNaN", "Softmax", "Sqrt", "Cos", "Sin"),
-    *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Tanh", "Erf", "Sigmoid", "Relu", "Gelu"),
+    *(
+        "Cast",
+        "CastLike",
+        "Identity",
+        "Dropout",
+        "Neg",
+        "Abs",
+        "Not",
+        "BitwiseNot",
+        "IsNaN",
+        "Softmax",
+        "Sqrt",
+        "Cos",
+        "Sin",
+    ),
+    *(
+        "LayerNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+        "Tanh",
+        "Erf",
+        "Sigmoid",
+        "Relu",
+        "Gelu",
+    ),
     *("Trilu", "ScatterND", "Exp", "Log", "Reciprocal", "CumSum", "Clip", "Floor", "Ceil"),
 }
 
@@ -244,20 +268,45 @@ class Sizes:
     def _slice(self, node: Node) -> Sized:
         sizes = list(self.of(node.inputs[0]))
         for axis, (start, end, step) in self.slices(node).items():
-            if step != 1 or start is None or end is None:
+            if step < 1 or start is None or end is None:
                 raise UnknownSizeError(node.outputs[0].name)
-            sizes[axis] = self.clamped(end, sizes[axis]) - self.clamped(start, sizes[axis])
+            span = self.clamped(end, sizes[axis]) - self.clamped(start, sizes[axis])
+            if step != 1:
+                if span.constant is None:
+                    raise UnknownSizeError(node.outputs[0].name)
+                span = Poly.of(-(-span.constant // step))
+            sizes[axis] = span
         return tuple(sizes)
 
 
 def declared(value: Value) -> Sized | None:
-    """The sizes that the value is annotated with; an unnamed one gets a name of its own."""
+    """The sizes that the value is annotated with; an unknown one gets a name of its own."""
     if value.shape is None:
         return None
-    return tuple(
-        Poly.of(int(d)) if isinstance(d, int) else Poly.parse(str(d)) if d is not None else Poly.of(f"{value.name}.{axis}")
-        for axis, d in enumerate(value.shape)
-    )
+    sizes = []
+    for axis, dim in enumerate(value.shape):
+        poly = poly_of_dim(dim)
+        sizes.append(Poly.of(f"{value.name}.{axis}") if poly is None else poly)
+    return tuple(sizes)
+
+
+def poly_of_dim(dim: Any) -> Poly | None:
+    """An int, a `dims.Dim` or a name as a polynomial; None if it is unknown or could be negative."""
+    if isinstance(dim, int):
+        return Poly.of(dim)
+    if isinstance(dim, str):
+        return Poly.parse(dim)
+    if not isinstance(dim, Dim):
+        return None
+    total = Poly.of(0)
+    for monomial, factor in dim.terms:
+        term = Poly.of(factor)
+        for atom in monomial:
+            if atom.low < 0:
+                return None
+            term = term * Poly.of(atom.args[0] if atom.kind == "symbol" else atom.key)
+        total = total + term
+    return total
 
 
 def attr(node: Node, name: str, default: Any) -> Any:

@@ -49,8 +49,8 @@ def product(scope: Scope, first: float, second: float) -> Outcome:
 def hiding_number(scope: Scope, scores: Value, yes: float, no: float) -> Outcome:
     """of: a value with the scores' dtype; two captured numbers, one of them 0
     holds: the other one absorbs every score that it is added to, or is -inf
-    results: `yes`, `no`: the numbers, with a merely very low one replaced by the lowest of the dtype (both give a hidden
-        key weight 0 beside a visible one, and a row without any the same weight for every key)
+    results: `yes`, `no`: the numbers, with a merely very low one replaced by the lowest of the dtype (either way a
+        hidden key has weight 0 beside a visible one, and in a row without any all keys weigh the same)
     """
     low = float(yes) + float(no)
     dtype = dtype_of(scores)

@@ -1,0 +1,260 @@
+"""`onnxfuse.std::Attention` as one kernel of the target.
+
+What ONNX Runtime's kernels do where the documents are silent was measured (1.31.1, CPU): MultiHeadAttention computes
+exactly what the unfused graph does, also in rows where every key is hidden (uniform for a finite mask, NaN for -inf);
+ai.onnx Attention gives zeros in such rows, for the lowest finite number too. Both take a past of length 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from onnxfuse.analysis import masks
+from onnxfuse.graph.ir import Node, Value
+from onnxfuse.lower.emit import Emitter, dtype_of, operand, shape_of
+from onnxfuse.lower.kernels import MICROSOFT, KernelTable
+from onnxfuse.lower.layout import Layout
+from onnxfuse.ops import registry
+from onnxfuse.ops.opdef import STD_DOMAIN
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of one Attention: ints, or symbolic dims (equal ones compare equal)."""
+
+    batch: Any
+    queries: Any
+    new_keys: Any
+    keys: Any
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    packed: bool
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
+    """Replace the node by a kernel that computes the same; False (and the node untouched) if the target has none."""
+    attrs = registry.get(STD_DOMAIN, node.op).resolve(dict(node.attrs))
+    sizes = _sizes(node, attrs)
+    if sizes is None or operand(node, 6) is not None or (len(node.outputs) > 3 and node.outputs[3].name):
+        return False
+    dtype = dtype_of(node.inputs[0])
+    if kernels.has(
+        "MultiHeadAttention", dtype, opset=emitter.opset, domain=MICROSOFT, num_heads=1
+    ) and _multi_head_takes(node, attrs, sizes):
+        _emit_multi_head(emitter, node, attrs, sizes)
+        return True
+    if (
+        kernels.target.provider == "cuda"
+        and kernels.has(
+            "GroupQueryAttention", dtype, opset=emitter.opset, domain=MICROSOFT, num_heads=1, kv_num_heads=1
+        )
+        and _group_query_takes(node, attrs, sizes)
+    ):
+        _emit_group_query(emitter, node, attrs, sizes)
+        return True
+    if kernels.has("Attention", dtype, opset=emitter.opset, rank=4) and _native_takes(node, attrs, sizes):
+        _emit_native(emitter, node, attrs, sizes)
+        return True
+    return False
+
+
+def _sizes(node: Node, attrs: dict[str, Any]) -> _Sizes | None:
+    shapes = [shape_of(v) for v in node.inputs[:3]]
+    if any(s is None for s in shapes):
+        return None
+    q, k, v = (tuple(s) for s in shapes if s is not None)
+    heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
+    packed = bool(heads)
+    if packed:
+        if not all(isinstance(s[2], int) for s in (q, k, v)):
+            return None
+        q = (q[0], heads, q[1], q[2] // heads)
+        k, v = ((s[0], kv_heads, s[1], s[2] // kv_heads) for s in (k, v))
+    if not all(isinstance(d, int) for d in (q[1], k[1], q[3], v[3])) or k[1] == 0 or q[1] % k[1]:
+        return None
+    past = operand(node, 4)
+    keys = k[2]
+    if past is not None:
+        past_shape = shape_of(past)
+        keys = k[2] + past_shape[2] if past_shape is not None and past_shape[2] is not None else None
+    return _Sizes(q[0], q[2], k[2], keys, q[1], k[1], q[3], v[3], packed)
+
+
+def _scale(attrs: dict[str, Any], sizes: _Sizes) -> float:
+    return attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(sizes.head_size)
+
+
+# MultiHeadAttention -------------------------------------------------------------------------------------------------
+
+
+def _multi_head_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
+    if attrs["softcap"] or attrs["window"]:
+        return False
+    if attrs["is_causal"] and operand(node, 3) is not None:
+        return False
+    if attrs["is_causal"] and operand(node, 4) is None and sizes.queries != sizes.keys:
+        return False
+    mask = operand(node, 3)
+    return mask is None or _mask_fits(mask, sizes)
+
+
+def _mask_fits(mask: Value, sizes: _Sizes) -> bool:
+    shape = shape_of(mask)
+    if shape is None or not 2 <= len(shape) <= 4 or sizes.keys is None:
+        return False
+    if shape[-1] != sizes.keys or shape[-2] not in (sizes.queries, 1):
+        return False
+    # The kernel repeats over batch and heads only what has size 1 there.
+    heads = shape[-3] if len(shape) > 2 else 1
+    batch = shape[-4] if len(shape) > 3 else 1
+    return heads in (1, sizes.heads) and batch in (1, sizes.batch)
+
+
+def _emit_multi_head(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
+    inputs, outputs = _take(emitter, node)
+    q, k, v, mask, past_k, past_v = inputs
+    layout = Layout(emitter)
+    if not sizes.packed:
+        q = layout.merge_heads(q)
+    present: list[Value | None] = [outputs[1], outputs[2]]
+    if sizes.group > 1:
+        k, v = _with_past(layout, sizes, k, v, past_k, past_v, present)
+        k, v = layout.repeat_heads(k, sizes.group), layout.repeat_heads(v, sizes.group)
+        past_k = past_v = None
+        present = [None, None]
+    elif past_k is not None and not sizes.packed:
+        k, v = layout.merge_heads(k), layout.merge_heads(v)
+    bias = None if mask is None else layout.bias(mask, sizes.queries, q, dtype_of(q))
+    y_shape = (sizes.batch, sizes.queries, sizes.heads * sizes.value_size)
+    direct = sizes.packed and not attrs["nan_guard"]
+    y = outputs[0] if direct else layout.new(q, y_shape)
+    kernel_attrs = {"num_heads": sizes.heads, "scale": _scale(attrs, sizes)}
+    if attrs["is_causal"]:
+        kernel_attrs["unidirectional"] = 1
+    emitter.add(
+        "MultiHeadAttention",
+        [q, k, v, None, None, bias, past_k, past_v],
+        [y, *present] if past_k is not None else [y],
+        domain=MICROSOFT,
+        attrs=kernel_attrs,
+    )
+    _finish_output(layout, attrs, sizes, y, outputs[0])
+
+
+def _finish_output(layout: Layout, attrs: dict[str, Any], sizes: _Sizes, y: Value, out: Value) -> None:
+    """Rows without a visible key come out as NaN; the guard makes them 0. Then back to [B, H, S, D] if wanted."""
+    if y is out:
+        return
+    if attrs["nan_guard"]:
+        y = layout.nan_to_zero(y, out if sizes.packed else None)
+    if not sizes.packed:
+        layout.split_heads(y, sizes.heads, out)
+
+
+def _with_past(
+    layout: Layout,
+    sizes: _Sizes,
+    k: Value,
+    v: Value,
+    past_k: Value | None,
+    past_v: Value | None,
+    present: list[Value | None],
+) -> tuple[Value, Value]:
+    """Keys and values as [B, H, L, D], after those of the cache."""
+    if sizes.packed:
+        k, v = layout.split_heads(k, sizes.kv_heads), layout.split_heads(v, sizes.kv_heads)
+    if past_k is not None and past_v is not None:
+        k = layout.concat(past_k, k, present[0], sizes.keys)
+        v = layout.concat(past_v, v, present[1], sizes.keys)
+    return k, v
+
+
+def _take(emitter: Emitter, node: Node) -> tuple[list[Any], list[Any]]:
+    inputs, outputs = emitter.replace(node)
+    inputs = [*inputs, *[None] * (6 - len(inputs))][:6]
+    made: list[Any] = [o if o.name else None for o in outputs]
+    return inputs, [*made, *[None] * (3 - len(made))]
+
+
+# GroupQueryAttention: causal, grouped, no mask ----------------------------------------------------------------------
+
+
+def _group_query_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
+    """The kernel is causal by itself and wants the same number of keys in all sequences of the batch."""
+    if not attrs["is_causal"] or operand(node, 3) is not None or sizes.head_size != sizes.value_size:
+        return False
+    return operand(node, 4) is not None or sizes.queries == sizes.keys
+
+
+def _emit_group_query(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
+    inputs, outputs = _take(emitter, node)
+    q, k, v, _, past_k, past_v = inputs
+    layout = Layout(emitter)
+    if not sizes.packed:
+        q, k, v = layout.merge_heads(q), layout.merge_heads(k), layout.merge_heads(v)
+    last_key, total = layout.key_counts(q, k, past_k)
+    y = outputs[0] if sizes.packed else layout.new(q, (sizes.batch, sizes.queries, sizes.heads * sizes.value_size))
+    present = [
+        outputs[i]
+        if outputs[i] is not None
+        else layout.new(k, (sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size))
+        for i in (1, 2)
+    ]
+    kernel_attrs: dict[str, Any] = {
+        "num_heads": sizes.heads,
+        "kv_num_heads": sizes.kv_heads,
+        "scale": _scale(attrs, sizes),
+    }
+    if attrs["window"]:
+        kernel_attrs["local_window_size"] = attrs["window"]
+    if attrs["softcap"]:
+        kernel_attrs["softcap"] = attrs["softcap"]
+    emitter.add(
+        "GroupQueryAttention",
+        [q, k, v, past_k, past_v, last_key, total],
+        [y, *present],
+        domain=MICROSOFT,
+        attrs=kernel_attrs,
+    )
+    if not sizes.packed:
+        layout.split_heads(y, sizes.heads, outputs[0])
+
+
+# ai.onnx Attention --------------------------------------------------------------------------------------------------
+
+
+def _native_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
+    """It has no window. Rows without a visible key are zeros there: right only with the guard, or without a mask."""
+    if attrs["window"]:
+        return False
+    mask = operand(node, 3)
+    if mask is None:
+        return True
+    if not _mask_fits(mask, sizes):
+        return False
+    if dtype_of(mask) == "bool":
+        return bool(attrs["nan_guard"])
+    facts = masks.analyze(mask)
+    if facts is None or any(isinstance(t, masks.Bias) for t in facts.terms):
+        return False
+    # Zero rows are what the guard means, if the mask hides with -inf only.
+    return bool(attrs["nan_guard"]) and all(t.fill == -math.inf for t in facts.terms if isinstance(t, masks.Choice))
+
+
+def _emit_native(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
+    inputs, outputs = _take(emitter, node)
+    q, k, v, mask, past_k, past_v = inputs
+    layout = Layout(emitter)
+    if mask is not None:
+        mask = layout.to_four_dims(layout.to_queries(mask, sizes.queries, q, 1 if sizes.packed else 2))
+    kept = {name: attrs[name] for name in ("is_causal", "q_num_heads", "kv_num_heads", "softcap") if attrs[name]}
+    kept["scale"] = _scale(attrs, sizes)
+    emitter.add("Attention", [q, k, v, mask, past_k, past_v], outputs, attrs=kept)

@@ -1,0 +1,180 @@
+"""Brings tensors of an Attention into the layout that a kernel wants. What layers share is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from onnxfuse.graph import types
+from onnxfuse.graph.ir import Constant, Value, Variable
+from onnxfuse.lower.emit import Emitter, dtype_of, shape_of
+
+#: What was made for a graph already, by what it was made of.
+_MADE: WeakKeyDictionary[Emitter, dict[tuple, Any]] = WeakKeyDictionary()
+
+
+class Layout:
+    """Adds the Reshapes, Transposes and the like to an emitter."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.made = _MADE.setdefault(emitter, {})
+
+    def new(self, like: Value, shape: tuple | None) -> Variable:
+        """A value without a producer yet, of the dtype of `like`."""
+        return Variable(self.emitter.model.names.fresh(f"{like.name}_attention"), dtype=dtype_of(like), shape=shape)
+
+    # Heads ----------------------------------------------------------------------------------------------------------
+
+    def merge_heads(self, x: Value) -> Value:
+        """[B, H, S, D] -> [B, S, H·D]."""
+        shape = shape_of(x)
+        assert shape is not None
+        b, h, s, d = shape
+        turned = self.emitter.op("Transpose", [x], attrs={"perm": [0, 2, 1, 3]}, shape=(b, s, h, d))
+        return self.reshape(turned, [0, 0, h * d], (b, s, h * d))
+
+    def split_heads(self, x: Value, heads: int, out: Value | None = None) -> Value:
+        """[B, S, H·D] -> [B, H, S, D]."""
+        shape = shape_of(x)
+        assert shape is not None
+        b, s, hidden = shape
+        size = hidden // heads
+        apart = self.reshape(x, [0, 0, heads, size], (b, s, heads, size))
+        return self.emitter.op("Transpose", [apart], attrs={"perm": [0, 2, 1, 3]}, shape=(b, heads, s, size), out=out)
+
+    def repeat_heads(self, x: Value, times: int) -> Value:
+        """[B, G, L, D] -> [B, G·times, L, D], each head `times` times in a row."""
+        shape = shape_of(x)
+        assert shape is not None
+        b, g, length, d = shape
+        wide = self.unsqueeze(x, [2], (b, g, 1, length, d))
+        wide = self.emitter.op("Expand", [wide, self.ints(1, 1, times, 1, 1)], shape=(b, g, times, length, d))
+        return self.reshape(wide, [0, g * times, -1, d], (b, g * times, length, d))
+
+    def concat(self, first: Value, second: Value, out: Value | None, length: Any) -> Value:
+        """Along the sequence of [B, H, L, D]."""
+        shape = shape_of(second)
+        assert shape is not None
+        total = (shape[0], shape[1], length, shape[3])
+        return self.emitter.op("Concat", [first, second], attrs={"axis": 2}, out=out, shape=total)
+
+    # Masks ----------------------------------------------------------------------------------------------------------
+
+    def bias(self, mask: Value, queries: Any, q: Value, dtype: str | None) -> Value:
+        """A mask as [B or 1, H or 1, S, L] of dtype T to be added to the scores; `q` is [B, S, H·D]."""
+        key = ("bias", id(mask), queries, dtype)
+        if key not in self.made:
+            full = self.to_queries(self.to_four_dims(mask), queries, q, 1)
+            if dtype_of(full) == "bool":
+                full = self.emitter.op(
+                    "Where",
+                    [full, self.scalar(0.0, dtype), self.scalar(-np.inf, dtype)],
+                    dtype=dtype,
+                    shape=shape_of(full),
+                )
+            self.made[key] = (full, mask)
+        return self.made[key][0]
+
+    def to_four_dims(self, mask: Value) -> Value:
+        shape = shape_of(mask)
+        assert shape is not None
+        missing = 4 - len(shape)
+        return mask if not missing else self.unsqueeze(mask, list(range(missing)), (1,) * missing + tuple(shape))
+
+    def to_queries(self, mask: Value, queries: Any, q: Value, axis: int) -> Value:
+        """Repeats a mask that is the same for all queries: kernels do not. `axis` is that of the queries in `q`."""
+        shape = shape_of(mask)
+        assert shape is not None
+        if len(shape) < 2 or shape[-2] == queries or shape[-2] != 1:
+            return mask
+        key = ("queries", id(mask), queries)
+        if key not in self.made:
+            ones = [self.ints(1)] * (len(shape) - 2)
+            target = self.emitter.op(
+                "Concat",
+                [*ones, self.size(q, axis), self.ints(1)],
+                attrs={"axis": 0},
+                dtype="int64",
+                shape=(len(shape),),
+            )
+            wide = self.emitter.op("Expand", [mask, target], shape=(*shape[:-2], queries, shape[-1]))
+            self.made[key] = (wide, mask)
+        return self.made[key][0]
+
+    def nan_to_zero(self, x: Value, out: Value | None) -> Value:
+        """Where x is NaN: 0."""
+        is_nan = self.emitter.op("IsNaN", [x], dtype="bool")
+        return self.emitter.op(
+            "Where", [is_nan, self.scalar(0.0, dtype_of(x)), x], out=out, dtype=dtype_of(x), shape=shape_of(x)
+        )
+
+    # Counts ---------------------------------------------------------------------------------------------------------
+
+    def size(self, x: Value, axis: int) -> Value:
+        """The size of one axis, int64 of shape [1]."""
+        shape = shape_of(x)
+        assert shape is not None
+        dim = shape[axis]
+        key = ("size", dim) if dim is not None else ("size of", id(x), axis)
+        if key not in self.made:
+            if isinstance(dim, int):
+                self.made[key] = (self.ints(dim), None)
+            else:
+                whole = self.emitter.op("Shape", [x], dtype="int64", shape=(len(shape),))
+                one = self.emitter.op("Gather", [whole, self.ints(axis)], attrs={"axis": 0}, dtype="int64", shape=(1,))
+                self.made[key] = (one, x)
+        return self.made[key][0]
+
+    def key_counts(self, q: Value, k: Value, past_k: Value | None) -> tuple[Value, Value]:
+        """For GroupQueryAttention: the position of each sequence's last key (int32 [B]), the number of keys (int32)."""
+        past = shape_of(past_k)[2] if past_k is not None else 0  # type: ignore[index]
+        k_shape, q_shape = shape_of(k), shape_of(q)
+        assert k_shape is not None and q_shape is not None
+        key = ("counts", k_shape[1], past, q_shape[0])
+        if key not in self.made:
+            total = self.size(k, 1)
+            if past_k is not None:
+                total = self.emitter.op("Add", [total, self.size(past_k, 2)], dtype="int64", shape=(1,))
+            number = self.emitter.op("Cast", [total], attrs={"to": types.onnx_of("int32")}, dtype="int32", shape=(1,))
+            one = self.emitter.constant("one", np.array([1], np.int32))
+            last = self.emitter.op("Sub", [number, one], dtype="int32", shape=(1,))
+            last = self.emitter.op("Expand", [last, self.size(q, 0)], dtype="int32", shape=(q_shape[0],))
+            scalar = self.emitter.op(
+                "Squeeze", [number, *self.axes([0])], attrs=self.axes_attr([0]), dtype="int32", shape=()
+            )
+            self.made[key] = ((last, scalar), None)
+        return self.made[key][0]
+
+    # Small things ---------------------------------------------------------------------------------------------------
+
+    def reshape(self, x: Value, target: Sequence[int], shape: tuple, out: Value | None = None) -> Value:
+        return self.emitter.op("Reshape", [x, self.ints(*target)], shape=shape, out=out)
+
+    def unsqueeze(self, x: Value, axes: list[int], shape: tuple) -> Value:
+        return self.emitter.op("Unsqueeze", [x, *self.axes(axes)], attrs=self.axes_attr(axes), shape=shape)
+
+    def squeeze(self, x: Value, axes: list[int], shape: tuple) -> Value:
+        return self.emitter.op("Squeeze", [x, *self.axes(axes)], attrs=self.axes_attr(axes), shape=shape)
+
+    def axes(self, axes: list[int]) -> list[Value]:
+        return [self.ints(*axes)] if self.emitter.opset >= 13 else []
+
+    def axes_attr(self, axes: list[int]) -> dict[str, Any]:
+        return {} if self.emitter.opset >= 13 else {"axes": axes}
+
+    def ints(self, *numbers: int) -> Constant:
+        key = ("ints", numbers)
+        if key not in self.made:
+            self.made[key] = self.emitter.constant("ints_" + "_".join(map(str, numbers)), np.array(numbers, np.int64))
+        return self.made[key]
+
+    def scalar(self, number: float, dtype: str | None) -> Constant:
+        assert dtype is not None
+        key = ("scalar", number, dtype)
+        if key not in self.made:
+            self.made[key] = self.emitter.constant(f"scalar_{dtype}", np.array(number, types.numpy_of(dtype)))
+        return self.made[key]
