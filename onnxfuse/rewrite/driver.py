@@ -20,7 +20,7 @@ from onnxfuse.match.scope import Scope, Target
 from onnxfuse.match.search import Search
 from onnxfuse.match.trace import Attempt, Failure, Phase, Tracer
 from onnxfuse.rewrite.apply import Refused, build, commit
-from onnxfuse.rules.load import RuleSet
+from onnxfuse.rules.loading import RuleSet
 from onnxfuse.rules.program import OpKey, Program
 
 #: Rules that keep undoing each other are a defect; no real graph comes near this many applications per node.
