@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import onnx
@@ -41,14 +42,20 @@ class Inference:
             self._declare_input(value)
         self.infer_nodes(self.model.graph.nodes)
         for function in self.model.functions:
-            with_function = self._function_opsets(function)
-            self._opsets = with_function
-            try:
+            with self.inside(function):
                 for value in function.inputs:
                     value.dtype, value.shape, value.content = None, None, None
                 self.infer_nodes(function.nodes)
-            finally:
-                self._opsets = self.model.opsets
+
+    @contextmanager
+    def inside(self, function: gs.Function) -> Iterator[Mapping[str, int]]:
+        """Infer with the opsets of a model-local function, which may differ from the model's."""
+        opsets = self._function_opsets(function)
+        self._opsets = opsets
+        try:
+            yield opsets
+        finally:
+            self._opsets = self.model.opsets
 
     def infer_nodes(self, nodes: Iterable[Node]) -> None:
         """Infer the outputs of nodes that are given in topological order."""

@@ -1,0 +1,90 @@
+"""The passes in their order, run until nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from onnxfuse.graph import edit, view
+from onnxfuse.graph.canonicalize import duplicates, folding, linear, operands, redundant, reshapes, targets, transposes
+from onnxfuse.graph.canonicalize.scope import Scope
+from onnxfuse.graph.shapes import Inference
+
+if TYPE_CHECKING:
+    from onnxfuse.graph.model import Model
+
+Pass = Callable[[Scope], int]
+
+#: Every pass, in the order in which a round runs them; each returns how many changes it made to a graph.
+PASSES: dict[str, Pass] = {
+    "constant-nodes": folding.constant_nodes,
+    "known-content": folding.known_content,
+    "redundant-nodes": redundant.remove_redundant,
+    "redundant-casts": redundant.remove_casts,
+    "duplicate-constants": duplicates.merge_constants,
+    "duplicate-nodes": duplicates.merge_nodes,
+    "duplicate-sizes": duplicates.merge_sizes,
+    "fold-constants": folding.fold_constants,
+    "reshape-targets": targets.reshape_targets,
+    "expand-targets": targets.expand_targets,
+    "slice-bounds": targets.slice_bounds,
+    "flatten-to-reshape": targets.flatten_to_reshape,
+    "no-op-shapes": redundant.remove_no_op_shapes,
+    "merge-reshapes": reshapes.merge_reshapes,
+    "merge-unsqueezes": reshapes.merge_unsqueezes,
+    "merge-transposes": transposes.merge_transposes,
+    "batched-transposes": transposes.transposes_of_flattened,
+    "flattened-products": linear.unflatten_products,
+    "batched-products": linear.unflatten_batched_products,
+    "constant-transposes": transposes.fold_constant_transposes,
+    "operand-order": operands.constants_second,
+    "scalar-constants": operands.scalar_constants,
+    "neutral-operands": operands.remove_neutral,
+    "known-conditions": operands.known_conditions,
+}
+
+#: Rounds are bounded, in case two passes should ever undo each other's work.
+MAX_ROUNDS = 12
+
+
+def canonicalize(model: Model) -> dict[str, int]:
+    """Bring the model to the canonical form, in place.
+
+    Returns:
+        The number of changes by pass, and ``dead-nodes``. Shapes and contents of all values are inferred at the end.
+    """
+    counts = dict.fromkeys((*PASSES, "dead-nodes"), 0)
+    engine = Inference(model)
+    for graph in _roots(model):
+        edit.sort(graph)
+    for _ in range(MAX_ROUNDS):
+        engine.run()
+        before = sum(counts.values())
+        for scope in _scopes(model, engine):
+            for name, apply in PASSES.items():
+                changes = apply(scope)
+                if changes:
+                    counts[name] += changes
+                    counts["dead-nodes"] += edit.remove_dead(scope.graph)
+        for root in _roots(model):
+            counts["dead-nodes"] += edit.remove_dead(root)
+        if sum(counts.values()) == before:
+            break
+    else:
+        engine.run()
+    return counts
+
+
+def _roots(model: Model) -> list:
+    return [model.graph, *model.functions]
+
+
+def _scopes(model: Model, engine: Inference) -> Iterator[Scope]:
+    for graph in list(view.all_graphs(model.graph)):
+        yield Scope(graph, model.names, engine, model.opsets)
+    for function in model.functions:
+        with engine.inside(function) as opsets:
+            graphs = list(view.all_graphs(function))
+            names = edit.Names(graphs)
+            for graph in graphs:
+                yield Scope(graph, names, engine, opsets)

@@ -1,0 +1,115 @@
+"""What a pass works with: one graph (main, subgraph or function body) and the tools to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfuse.graph import consts, edit, view
+from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Value, Variable
+from onnxfuse.graph.shapes import Inference
+from onnxfuse.graph.shapes import content as contents
+from onnxfuse.graph.shapes.table import Shape
+
+
+class Scope:
+    """One graph under canonicalization.
+
+    Attributes:
+        graph: the graph.
+        names: unused names for it.
+        engine: shape inference, set to the graph's opsets.
+    """
+
+    def __init__(self, graph: Graph, names: edit.Names, engine: Inference, opsets: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.names = names
+        self.engine = engine
+        self.opsets = opsets
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own domain."""
+        return self.opsets.get("", 1)
+
+    def nodes(self, *ops: str) -> list[Node]:
+        """The nodes of ONNX's own domain with one of these ops (all, without any), in order; safe to edit meanwhile."""
+        wanted = frozenset(ops)
+        return [
+            node
+            for node in self.graph.nodes
+            if node.outputs and (not wanted or node.op in wanted) and node.domain in (None, "", "ai.onnx")
+        ]
+
+    def is_output(self, value: Value) -> bool:
+        return any(value is output for output in self.graph.outputs)
+
+    def replace(self, old: Value, new: Value) -> bool:
+        """Make all readers of `old` read `new`; False, and nothing done, if the graph's interface forbids it.
+
+        A graph output keeps its name, so it can only be replaced by a value that a node of this graph computes and
+        that is not itself an output.
+        """
+        if self.is_output(old):
+            maker = view.producer(new)
+            if maker is None or isinstance(new, Constant) or self.is_output(new) or not self._is_mine(maker):
+                return False
+        edit.replace_uses(self.graph, old, new)
+        return True
+
+    def _is_mine(self, node: Node) -> bool:
+        return any(node is candidate for candidate in self.graph.nodes)
+
+    def read_only_here(self, value: Value) -> bool:
+        """Whether exactly one node reads the value (once or more) and it is no graph output."""
+        readers = value.outputs
+        return bool(readers) and all(r is readers[0] for r in readers) and not self.is_output(value)
+
+    def constant(self, prefix: str, values: np.ndarray | Deferred) -> Constant:
+        return Constant(self.names.fresh(prefix), values)
+
+    def integers(self, prefix: str, numbers: Sequence[int]) -> Constant:
+        """A constant int64 vector."""
+        return self.constant(prefix, np.array(numbers, dtype=np.int64))
+
+    def insert(
+        self, before: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any] | None = None, prefix: str | None = None
+    ) -> Variable:
+        """A new node with one output, placed before another; its output, already inferred."""
+        output = Variable(self.names.fresh(prefix or f"{before.outputs[0].name}_{op}"))
+        node = Node(op, name=output.name, attrs=dict(attrs or {}), inputs=list(inputs), outputs=[output])
+        edit.add_node(self.graph, node, before)
+        self.engine.infer_node(node)
+        return output
+
+    def reinfer(self, node: Node) -> None:
+        self.engine.infer_node(node)
+
+
+def shape_of(value: Value) -> Shape | None:
+    return consts.shape_of(value) if isinstance(value, Constant) else value.shape
+
+
+def dtype_of(value: Value) -> str | None:
+    return consts.dtype_of(value) if isinstance(value, Constant) else value.dtype
+
+
+def numbers_of(value: Value) -> list | None:
+    """Symbolic content as a list, or None."""
+    found = contents.of_value(value)
+    return None if found is None else contents.flat(found)
+
+
+def static_attr(node: Node, name: str, default: Any = None) -> Any:
+    """An attribute; None if it refers to an attribute of the function around."""
+    value = node.attrs.get(name, default)
+    return None if isinstance(value, gs.Node.AttributeRef) else value
+
+
+def maker_of(value: Value, *ops: str) -> Node | None:
+    """The node that computes the value, if it is one of these ops of ONNX's domain."""
+    node = view.producer(value)
+    return node if node is not None and node.op in ops and node.domain in (None, "", "ai.onnx") else None
