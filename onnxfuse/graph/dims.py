@@ -403,6 +403,12 @@ def _extreme(kind: str, left: SymInt, right: SymInt) -> SymInt:
         return left if kind == "min" else right
     if low >= 0:
         return right if kind == "min" else left
+    # min(n, x) beside x: they are equal, or n < x and n must be 1; either way x is the result.
+    for small, big in ((left, right), (right, left)):
+        atom = _only_atom(small)
+        if atom is not None and atom.kind == "min" and big in atom.args:
+            if all(value == big or bounds(value)[0] >= 1 for value in atom.args):
+                return big
     members: set[SymInt] = set()
     for value in (left, right):
         atom = _only_atom(value)
@@ -452,6 +458,12 @@ def broadcast(left: SymInt, right: SymInt) -> SymInt:
         low, high = bounds(value)
         if low > 1 or high < 1:
             return value
+    # min(n, x) beside x: they are equal, or n < x and n must be 1; either way x is the result.
+    for small, big in ((left, right), (right, left)):
+        atom = _only_atom(small)
+        if atom is not None and atom.kind == "min" and big in atom.args:
+            if all(value == big or bounds(value)[0] >= 1 for value in atom.args):
+                return big
     members: set[SymInt] = set()
     for value in (left, right):
         atom = _only_atom(value)
