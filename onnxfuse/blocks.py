@@ -1,0 +1,196 @@
+"""Counts the transformer blocks of a model that are one op, or the prologue or epilogue of one.
+
+The keys are those of the ``expected`` records of the model corpus: what a perfect fuser would find or keep. A block
+counts when nothing of it is left as a separate op, whoever fused it: our ops, ONNX's own or ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from onnxfuse.graph import consts, view
+from onnxfuse.graph.ir import Constant, Graph, Node, Value
+from onnxfuse.graph.model import Model
+
+_STD = "onnxfuse.std"
+_FUSED = "onnxfuse"
+_MS = "com.microsoft"
+
+_RMS = {("", "RMSNormalization"), ("", "SimplifiedLayerNormalization"), (_STD, "RMSNormalization"),
+        (_MS, "SkipSimplifiedLayerNormalization")}
+_LAYER = {("", "LayerNormalization"), (_STD, "LayerNormalization"), (_MS, "SkipLayerNormalization"),
+          (_MS, "EmbedLayerNormalization")}
+_SKIP = {(_MS, "SkipLayerNormalization"), (_MS, "SkipSimplifiedLayerNormalization")}
+_ATTENTION = {("", "Attention"), (_STD, "Attention"), (_FUSED, "Attention"), (_MS, "Attention"),
+              (_MS, "MultiHeadAttention"), (_MS, "GroupQueryAttention"), (_MS, "SparseAttention"),
+              (_MS, "PagedAttention"), (_MS, "DecoderMaskedMultiHeadAttention")}
+_ROTARY = {("", "RotaryEmbedding"), (_STD, "RotaryEmbedding"), (_FUSED, "RotaryEmbedding"), (_MS, "RotaryEmbedding"),
+           (_MS, "GemmaRotaryEmbedding")}
+_KEY_OF_NORM = {"rms": "rmsnorm", "layer": "layernorm"}
+_KEY_OF_ACTIVATION = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu",
+                      "relu": "relu", "tanh": "tanh"}
+_KEY_OF_GATE = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
+
+
+def count(model: Model) -> dict[str, Any]:
+    """The blocks of the main graph and its subgraphs: ``{"rmsnorm": 5, "shared_input_matmul_groups": {"3": 2}, …}``.
+
+    Two things cannot be read from a graph and are left out: whether a norm's scale was stored as 1 + w, and whether a
+    norm whose shift was folded into a bias had one (the product then counts as one with bias). A packed product counts
+    as several only if a rewrite packed it: one that was exported packed is one linear layer.
+    """
+    counter = _Counter()
+    for graph in view.all_graphs(model.graph):
+        counter.graph(graph)
+    return counter.result()
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self.groups: Counter[str] = Counter()
+        self._norms: set[tuple[int, str]] = set()
+
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = {key: self.found[key] for key in sorted(self.found)}
+        result["shared_input_matmul_groups"] = {size: self.groups[size] for size in sorted(self.groups)}
+        return result
+
+    def graph(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            key = (view.domain(node), node.op)
+            if key in _RMS:
+                self._norm("rms", node.inputs[0], key in _SKIP)
+            elif key in _LAYER:
+                self._norm("layer", node.inputs[0], key in _SKIP)
+            elif key in _ATTENTION:
+                self._attention(node)
+            elif key in _ROTARY:
+                self.found["rope"] += 1
+            elif key == (_FUSED, "Linear"):
+                self._linear(graph, node)
+            elif key == (_FUSED, "GatedLinear"):
+                self._gated_linear(node)
+            else:
+                self._plain(node, key)
+
+    def _attention(self, node: Node) -> None:
+        self.found["attention"] += 1
+        if node.op in ("GroupQueryAttention", "SparseAttention") and node.attrs.get("do_rotary"):
+            self.found["rope"] += 2
+
+    # -- norms -----------------------------------------------------------------------------------------------------
+
+    def _norm(self, norm: str, x: Value, skip: bool = False) -> None:
+        """One norm of `x`; several products that normalize the same value hold one block between them."""
+        if norm == "none" or (id(x), norm) in self._norms:
+            return
+        self._norms.add((id(x), norm))
+        key = _KEY_OF_NORM[norm]
+        self.found[key] += 1
+        if x.shape is not None and len(x.shape) == 4:
+            self.found[f"qk_norm_{key}"] += 1
+        if skip or _is_sum(x):
+            self.found[f"skip_{key}"] += 1
+
+    # -- products --------------------------------------------------------------------------------------------------
+
+    def _linear(self, graph: Graph, node: Node) -> None:
+        self._norm(_text(node, "norm", "none"), node.inputs[0])
+        members = _packed(graph, node)
+        bias = _present(node, 2)
+        activation = _text(node, "activation", "none")
+        self.found["matmul"] += members
+        if bias:
+            self.found["matmul_bias"] += members
+        if activation != "none":
+            self._activated(activation, bias, members)
+        if members > 1:
+            self.groups[str(members)] += 1
+            if members == 3:
+                self.found["qkv_shared_input_groups"] += 1
+
+    def _gated_linear(self, node: Node) -> None:
+        self._norm(_text(node, "norm", "none"), node.inputs[0])
+        activation, bias = _text(node, "activation", "silu"), _present(node, 2)
+        # A gate that was exported packed cannot be told from one that a rewrite packed: both are two linear layers.
+        self.found["matmul"] += 2
+        if bias:
+            self.found["matmul_bias"] += 2
+        self.groups["2"] += 1
+        self._activated(activation, bias, 1)
+        if activation in _KEY_OF_GATE:
+            self.found[_KEY_OF_GATE[activation]] += 1
+
+    def _activated(self, activation: str, bias: bool, members: int) -> None:
+        key = _KEY_OF_ACTIVATION[activation]
+        self.found[f"act_{key}"] += members
+        self.found[f"matmul_{'bias_' if bias else ''}act_{key}"] += members
+
+    def _plain(self, node: Node, key: tuple[str, str]) -> None:
+        if key in (("", "MatMul"), ("", "Gemm"), (_MS, "FusedMatMul"), (_MS, "FusedGemm"), (_MS, "MatMulNBits")):
+            if not _is_weight(node.inputs[1]):
+                return
+            self.found["matmul"] += 1
+            bias = node.op in ("Gemm", "FusedGemm") and _present(node, 2)
+            bias = bias or (node.op == "MatMulNBits" and _present(node, 5))
+            if bias:
+                self.found["matmul_bias"] += 1
+            fused = _text(node, "activation", "").lower()
+            if node.op == "FusedGemm" and fused in ("relu", "tanh"):
+                self._activated(fused, bias, 1)
+            return
+        activation = _activation(node, key)
+        if activation is not None:
+            self.found[f"act_{_KEY_OF_ACTIVATION[activation]}"] += 1
+
+
+def _text(node: Node, name: str, default: str) -> str:
+    value = node.attrs.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _present(node: Node, index: int) -> bool:
+    return index < len(node.inputs) and node.inputs[index].name != ""
+
+
+def _is_weight(value: Value) -> bool:
+    """A constant, or the transpose of one."""
+    maker = view.producer(value)
+    if maker is not None and maker.op == "Transpose":
+        value = maker.inputs[0]
+    return isinstance(value, Constant)
+
+
+def _is_sum(value: Value) -> bool:
+    """Whether the value is the output of a product with a residual, so that the addition is no op of its own."""
+    maker = view.producer(value)
+    if maker is None:
+        return False
+    if (view.domain(maker), maker.op) in _SKIP:
+        return len(maker.outputs) > 3 and value is maker.outputs[3]
+    return view.domain(maker) == _FUSED and maker.op == "Linear" and _present(maker, 3)
+
+
+def _packed(graph: Graph, node: Node) -> int:
+    """How many linear layers a rewrite packed into this product: the outputs of the Split that it put behind."""
+    readers = view.consumers(node.outputs[0])
+    if len(readers) != 1 or readers[0].op != "Split" or readers[0].origin is None:
+        return 1
+    return len(readers[0].outputs)
+
+
+def _activation(node: Node, key: tuple[str, str]) -> str | None:
+    if key in (("", "Gelu"), (_STD, "Gelu")):
+        return "gelu" if _text(node, "approximate", "none") == "none" else "gelu_tanh"
+    if key in ((_MS, "Gelu"), (_MS, "BiasGelu")):
+        return "gelu"
+    if key == (_MS, "FastGelu"):
+        return "gelu_tanh"
+    if key in (("", "Swish"), (_STD, "Swish"), (_MS, "QuickGelu")):
+        alpha = float(node.attrs.get("alpha", 1.702 if node.op == "QuickGelu" else 1.0))
+        if consts.close(alpha, 1.0, None):
+            return "silu"
+        return "quick_gelu" if consts.close(alpha, 1.702, "float16") else None
+    return {("", "Relu"): "relu", ("", "Tanh"): "tanh"}.get(key)

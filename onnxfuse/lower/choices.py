@@ -1,0 +1,76 @@
+"""Every choice between a fused op and the target's own kernels, in one place, with its reason.
+
+Measured with ``benchmarks/bench_cpu.py`` and ``benchmarks/bench_model.py``; change a line here together with a new
+measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxfuse.lower.kernels import KernelTable
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether the fused op stays, and why; the reason of a "no" goes into the report."""
+
+    keep: bool
+    reason: str = ""
+
+
+NO_KERNEL = Choice(False, "no-kernel")
+
+#: On the CPU provider. Hidden sizes 384 and 768, 1 to 256 rows, one thread, ONNX Runtime 1.31.1.
+_CPU_LINEAR = {
+    "float32": Choice(
+        False,
+        "does-not-pay: measured, a MatMul of ONNX Runtime (weights packed once) with its own bias, GELU and norm kernels "
+        "takes as long",
+    ),
+    "float16": Choice(
+        False, "does-not-pay: ONNX Runtime multiplies float16 on CPU in float32 with weights converted once"
+    ),
+    "bfloat16": Choice(True),
+}
+_CPU_GATED = {
+    **_CPU_LINEAR,
+    "float32": Choice(
+        False,
+        "does-not-pay: measured, one product over packed gate and up weights is 2 to 4% slower than two: halving it is a copy",
+    ),
+}
+CPU_PACKED = Choice(
+    False,
+    "does-not-pay: measured, one product over packed weights and a Split is 1 to 5% slower than separate products: "
+    "the Split is a copy",
+)
+
+#: ONNX Runtime's SkipLayerNormalization on CPU took 8 times, SkipSimplifiedLayerNormalization 2 times as long as Add and
+#: norm (384 features, 256 rows: 0.43 against 0.05 ms, 0.07 against 0.03 ms); its optimizer puts the former in place of
+#: Add + LayerNormalization, but not of Sum + LayerNormalization.
+CPU_SUM_BEFORE_LAYER_NORM = True
+
+#: On CUDA a product with nothing fused around it is left to cuBLAS.
+_CUDA_PLAIN = Choice(False, "does-not-pay: a product with nothing fused around it is left to cuBLAS")
+
+#: Blocks of gate and up columns that our CUDA kernels want to alternate.
+CUDA_INTERLEAVE = 8
+
+
+def linear(kernels: KernelTable, dtype: str | None, *, plain: bool) -> Choice:
+    """Whether an `onnxfuse::Linear` stays. `plain`: no norm, bias, activation or residual."""
+    if not kernels.has_custom("Linear", dtype):
+        return NO_KERNEL
+    if kernels.target.provider == "cpu":
+        return _CPU_LINEAR.get(dtype or "", NO_KERNEL)
+    return _CUDA_PLAIN if plain else Choice(True)
+
+
+def gated_linear(kernels: KernelTable, dtype: str | None) -> Choice:
+    """Whether an `onnxfuse::GatedLinear` stays."""
+    if not kernels.has_custom("GatedLinear", dtype):
+        return NO_KERNEL
+    if kernels.target.provider == "cpu":
+        return _CPU_GATED.get(dtype or "", NO_KERNEL)
+    return Choice(True)

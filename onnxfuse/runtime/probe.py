@@ -1,0 +1,168 @@
+"""Asks the installed ONNX Runtime whether it has a kernel: builds a model of one node and tries to create a session.
+
+Answers are kept in a file per ONNX Runtime version and provider under the user's cache folder, so that each question
+costs a session (some milliseconds) only once per installation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfuse.runtime import session as sessions
+
+log = logging.getLogger(__name__)
+
+_D = 64
+_ONNX_DTYPE = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+               "float64": TensorProto.DOUBLE}
+
+#: Inputs of the ops that take more than one tensor like the first: x (rank as asked, last dim 64), d ([64]),
+#: m ([64, 64]), i (int64 axes). Others get one x.
+_INPUTS: Mapping[tuple[str, str], str] = {
+    ("", "LayerNormalization"): "xdd",
+    ("", "RMSNormalization"): "xd",
+    ("", "SimplifiedLayerNormalization"): "xd",
+    ("com.microsoft", "SkipLayerNormalization"): "xxdd",
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): "xxd",
+    ("com.microsoft", "BiasGelu"): "xd",
+    ("com.microsoft", "FastGelu"): "xd",
+    ("com.microsoft", "FusedMatMul"): "xm",
+    ("", "MatMul"): "xm",
+    ("", "Gemm"): "xmd",
+    ("", "Add"): "xx",
+    ("", "Mul"): "xx",
+    ("", "Sum"): "xdx",
+    ("", "ReduceMean"): "xi",
+}
+
+
+class _Question(Protocol):
+    @property
+    def domain(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def opset(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def attrs(self) -> tuple[tuple[str, Any], ...]: ...
+    @property
+    def key(self) -> str: ...
+
+
+class OrtProbe:
+    """A cached probe of the installed ONNX Runtime.
+
+    Args:
+        folder: where the answers are kept; None: ``$XDG_CACHE_HOME/onnxfuse`` or ``~/.cache/onnxfuse``.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder if folder is not None else _cache_folder()
+        self._known: dict[str, dict[str, bool]] = {}
+
+    def __call__(self, target: Any, query: _Question) -> bool | None:
+        """True or False as the runtime says; None if it cannot be asked about this target here."""
+        provider = target.provider
+        if provider == "cuda" and not sessions.cuda_works():
+            return None
+        known = self._load(provider)
+        if query.key not in known:
+            known[query.key] = _try(provider, query)
+            self._save(provider)
+        return known[query.key]
+
+    def _file(self, provider: str) -> Path:
+        return self._folder / f"kernels-{sessions.ort().__version__}-{provider}.json"
+
+    def _load(self, provider: str) -> dict[str, bool]:
+        if provider not in self._known:
+            try:
+                content = json.loads(self._file(provider).read_text())
+                valid = isinstance(content, dict) and all(isinstance(v, bool) for v in content.values())
+                self._known[provider] = content if valid else {}
+            except (OSError, ValueError):
+                self._known[provider] = {}
+        return self._known[provider]
+
+    def _save(self, provider: str) -> None:
+        """Beside the file, then renamed over it, so that another process never reads half of it."""
+        path = self._file(provider)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(self._known[provider], file, indent=0, sort_keys=True)
+            os.replace(temporary, path)
+        except OSError as error:
+            log.debug("kernel answers are not kept: %s", error)
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "onnxfuse"
+
+
+def _try(provider: str, query: _Question) -> bool:
+    runtime = sessions.ort()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if provider == "cuda":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    name = sessions.provider_name(provider)
+    with tempfile.TemporaryDirectory() as folder:
+        # An op without a kernel but with a function body is inlined, so look at what is left of it.
+        left = Path(folder) / "left.onnx"
+        options.optimized_model_filepath = str(left)
+        try:
+            model = _one_node(query)
+            runtime.InferenceSession(model.SerializeToString(), options, providers=[name])
+            nodes = onnx.load(left, load_external_data=False).graph.node
+        except Exception as error:  # noqa: BLE001 - no kernel, no such op, no such type: all of them mean "no"
+            log.debug("no kernel %s on %s: %s", query.key, provider, error)
+            return False
+    # Casts around the node mean that there is a kernel for float32 only.
+    casts = any(n.op_type == "Cast" for n in nodes) and query.op != "Cast"
+    return not casts and any(n.op_type == query.op for n in nodes)
+
+
+def _one_node(query: _Question) -> onnx.ModelProto:
+    kinds = _INPUTS.get((query.domain, query.op), "x")
+    if query.op == "ReduceMean" and query.opset < 18:
+        kinds = "x"
+    elem = _ONNX_DTYPE[query.dtype]
+    leading: Sequence[str] = [f"d{i}" for i in range(query.rank - 1)]
+    inputs, names, initializers = [], [], []
+    for index, kind in enumerate(kinds):
+        name = f"in{index}"
+        names.append(name)
+        if kind == "x":
+            inputs.append(helper.make_tensor_value_info(name, elem, [*leading, _D] if query.rank else []))
+        elif kind == "i":
+            initializers.append(onnx.numpy_helper.from_array(np.array([-1], np.int64), name))
+        else:
+            shape = [_D] if kind == "d" else [_D, _D]
+            raw = np.zeros(shape, np.float32 if query.dtype != "float64" else np.float64)
+            tensor = helper.make_tensor(name, elem, shape, raw.astype(helper.tensor_dtype_to_np_dtype(elem)).tobytes(), raw=True)
+            initializers.append(tensor)
+    node = helper.make_node(query.op, names, ["out"], domain=query.domain, **dict(query.attrs))
+    output = helper.make_tensor_value_info("out", elem, None)
+    graph = helper.make_graph([node], "probe", inputs, [output], initializers)
+    opsets = [helper.make_opsetid("", query.opset)]
+    if query.domain:
+        opsets.append(helper.make_opsetid(query.domain, 1))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8 if query.opset < 20 else 10)
