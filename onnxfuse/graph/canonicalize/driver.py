@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from onnxfuse.graph import edit, view
-from onnxfuse.graph.canonicalize import duplicates, folding, linear, operands, redundant, reshapes, targets, transposes
+from onnxfuse.graph.canonicalize import duplicates, folding, linear, operands, redundant, reshapes, sizes, targets, transposes
 from onnxfuse.graph.canonicalize.scope import Scope
 from onnxfuse.graph.shapes import Inference
 
@@ -23,6 +23,7 @@ PASSES: dict[str, Pass] = {
     "redundant-casts": redundant.remove_casts,
     "duplicate-constants": duplicates.merge_constants,
     "duplicate-nodes": duplicates.merge_nodes,
+    "root-sizes": sizes.root_sizes,
     "duplicate-sizes": duplicates.merge_sizes,
     "fold-constants": folding.fold_constants,
     "reshape-targets": targets.reshape_targets,
@@ -30,15 +31,17 @@ PASSES: dict[str, Pass] = {
     "slice-bounds": targets.slice_bounds,
     "flatten-to-reshape": targets.flatten_to_reshape,
     "no-op-shapes": redundant.remove_no_op_shapes,
+    "flattened-products": linear.unflatten_products,
+    "batched-products": linear.unflatten_batched_products,
+    "batched-transposes": transposes.transposes_of_flattened,
+    "reshape-to-unsqueeze": reshapes.reshape_to_unsqueeze,
     "merge-reshapes": reshapes.merge_reshapes,
     "merge-unsqueezes": reshapes.merge_unsqueezes,
     "merge-transposes": transposes.merge_transposes,
-    "batched-transposes": transposes.transposes_of_flattened,
-    "flattened-products": linear.unflatten_products,
-    "batched-products": linear.unflatten_batched_products,
     "constant-transposes": transposes.fold_constant_transposes,
     "operand-order": operands.constants_second,
     "scalar-constants": operands.scalar_constants,
+    "filled-operands": operands.filled_operands,
     "neutral-operands": operands.remove_neutral,
     "known-conditions": operands.known_conditions,
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxfuse.graph import consts
+from onnxfuse.graph import consts, dims
 from onnxfuse.graph.canonicalize.scope import Scope, maker_of, shape_of, static_attr
+from onnxfuse.graph.canonicalize.targets import constant_target
 from onnxfuse.graph.canonicalize.transposes import SMALL, merged_leading
 from onnxfuse.graph.ir import Constant, Deferred, Node, Value
 from onnxfuse.graph.types import numpy_of
@@ -13,6 +14,8 @@ def unflatten_products(scope: Scope) -> int:
     """Reshape to two dimensions, MatMul or Gemm with one weight (then a bias), Reshape back: MatMul (and Add) of the tensor
     as it was."""
     count = 0
+    if scope.opset < 5:
+        return 0
     for node in scope.nodes("Reshape"):
         product = maker_of(node.inputs[0], "MatMul", "Gemm", "Add")
         bias: Value | None = None
@@ -31,9 +34,11 @@ def unflatten_products(scope: Scope) -> int:
         weight = shape_of(product.inputs[1])
         if before is None or flattened is None or after is None or weight is None:
             continue
-        if len(flattened) != 2 or len(weight) != 2 or merged_leading(before, flattened) is None:
+        if len(flattened) != 2 or len(weight) != 2 or len(after) < 3 or dims.product(after[:-1]) != flattened[0]:
             continue
-        if after[:-1] != before[:-1]:
+        wanted = (*after[:-1], flattened[1])
+        target = None if before == wanted else constant_target(before, wanted)
+        if before != wanted and target is None:
             continue
         if product.op == "Gemm":
             parts = _gemm_parts(scope, product)
@@ -45,6 +50,8 @@ def unflatten_products(scope: Scope) -> int:
         matrix_shape = shape_of(matrix)
         if matrix_shape is None or matrix_shape[1] != after[-1]:
             continue
+        if target is not None:
+            source = scope.insert(node, "Reshape", [source, scope.integers(f"{flat.outputs[0].name}_shape", target)])
         output = scope.insert(node, "MatMul", [source, matrix], prefix=f"{product.outputs[0].name}_MatMul")
         if bias is not None:
             output = scope.insert(node, "Add", [output, bias], prefix=f"{product.outputs[0].name}_Add")

@@ -8,9 +8,14 @@ from onnxfuse.graph import consts
 from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, numbers_of, shape_of, static_attr
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.graph.shapes.elementwise import broadcast_shapes
+from onnxfuse.graph.types import numpy_of
 
 COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min")
-_BINARY = ("Add", "Mul", "Sub", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+_BROADCASTING = (
+    "Add", "Mul", "Sub", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual",
+    "Max", "Min", "Where", "Mod",
+)  # fmt: skip
 
 
 def constants_second(scope: Scope) -> int:
@@ -25,23 +30,52 @@ def constants_second(scope: Scope) -> int:
 
 
 def scalar_constants(scope: Scope) -> int:
-    """A one-element constant of a broadcasting op has rank 0, where the other operand's rank makes the result's."""
+    """A one-element constant of a broadcasting op has rank 0, where the other operands' ranks make the result's."""
     count = 0
     if scope.opset < 7:
         return 0
-    for node in scope.nodes(*_BINARY):
-        if len(node.inputs) != 2:
-            continue
-        for index in (0, 1):
-            value, other = node.inputs[index], node.inputs[1 - index]
+    for node in scope.nodes(*_BROADCASTING):
+        for index, value in enumerate(node.inputs):
             if not isinstance(value, Constant) or consts.size_of(value) != 1 or not consts.shape_of(value):
                 continue
-            shape = shape_of(other)
-            if shape is None or len(shape) < len(consts.shape_of(value)) or consts.dtype_of(value) in (None, "string"):
+            if consts.dtype_of(value) in (None, "string") or not _replaceable(node, index, len(consts.shape_of(value))):
                 continue
             node.inputs[index] = scope.constant(value.name, np.asarray(consts.array(value)).reshape(()))
             count += 1
     return count
+
+
+def _replaceable(node: Node, index: int, rank: int) -> bool:
+    """Whether the other operands alone give the result at least that rank."""
+    others = [shape_of(v) for i, v in enumerate(node.inputs) if i != index]
+    return bool(others) and any(shape is not None and len(shape) >= rank for shape in others)
+
+
+def filled_operands(scope: Scope) -> int:
+    """An operand whose elements are all one known number becomes a scalar constant, where the other operands alone give
+    the result its shape."""
+    count = 0
+    if scope.opset < 7:
+        return 0
+    for node in scope.nodes(*_BROADCASTING):
+        shape = shape_of(node.outputs[0])
+        for index, value in enumerate(node.inputs):
+            if isinstance(value, Constant) or shape is None or dtype_of(value) is None or len(node.inputs) < 2:
+                continue
+            number = fill_of(value)
+            others = [shape_of(v) for i, v in enumerate(node.inputs) if i != index]
+            if number is None or any(other is None for other in others) or broadcast_shapes(*others) != shape:  # type: ignore[arg-type]
+                continue
+            array = np.array(number, dtype=numpy_of(dtype_of(value)))  # type: ignore[arg-type]
+            node.inputs[index] = scope.constant(f"{value.name}_fill", array)
+            count += 1
+    return count
+
+
+#: Ops through which a tensor of equal elements stays one.
+_KEEPING = (
+    "Expand", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Slice", "Tile", "Flatten", "Identity", "Cast",
+)  # fmt: skip
 
 
 def fill_of(value: Value) -> float | int | bool | None:
@@ -49,14 +83,23 @@ def fill_of(value: Value) -> float | int | bool | None:
     number = consts.scalar(value)
     if number is not None:
         return number
-    maker = maker_of(value, "ConstantOfShape", "Expand")
+    maker = maker_of(value, "ConstantOfShape", *_KEEPING)
     if maker is None:
         return None
-    if maker.op == "Expand":
+    if maker.op == "Cast":
+        number, target = fill_of(maker.inputs[0]), dtype_of(value)
+        if number is None or target not in ("bool", "int64", "int32", "float32", "float64"):
+            return None
+        if target == "bool":
+            return bool(number)
+        if target.startswith("int"):
+            return int(number) if float(number).is_integer() and abs(number) < 2**31 else None
+        return numpy_of(target).type(number).item()
+    if maker.op != "ConstantOfShape":
         return fill_of(maker.inputs[0])
     fill = static_attr(maker, "value")
     if fill is None:
-        return None
+        return None if "value" in maker.attrs else 0.0
     array = consts.of_attribute(fill)[2]
     return None if array is None else array.reshape(-1)[0].item()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from onnxfuse.graph import consts
-from onnxfuse.graph.canonicalize.scope import Scope, maker_of, numbers_of, shape_of, static_attr
+from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, numbers_of, shape_of, static_attr
 from onnxfuse.graph.canonicalize.targets import constant_target, free_axis, set_target
 from onnxfuse.graph.dims import Dim
-from onnxfuse.graph.ir import Node
+from onnxfuse.graph.ir import Constant, Node
+from onnxfuse.graph.shapes.table import Shape
+from onnxfuse.graph.types import FLOATS
 
 
 def merge_reshapes(scope: Scope) -> int:
@@ -32,6 +34,47 @@ def merge_reshapes(scope: Scope) -> int:
             node.inputs[0] = source
             count += 1
     return count
+
+
+def reshape_to_unsqueeze(scope: Scope) -> int:
+    """A Reshape that only inserts (or only removes) ones becomes `Unsqueeze` (`Squeeze`): for integers and bools, which make
+    up masks and positions, and wherever the target cannot be a constant. One that may split or merge heads stays."""
+    count = 0
+    for node in scope.nodes("Reshape"):
+        before, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+        if before is None or after is None or len(before) == len(after):
+            continue
+        numeric = dtype_of(node.outputs[0]) in FLOATS
+        if numeric and (scope.opset < 5 or isinstance(node.inputs[1], Constant)):
+            continue
+        op = "Unsqueeze" if len(after) > len(before) else "Squeeze"
+        axes = _inserted_ones(*sorted((before, after), key=len))
+        if axes is None:
+            continue
+        node.op = op
+        node.attrs.clear()
+        if scope.opset < 13:
+            node.attrs["axes"] = axes
+            del node.inputs[1:]
+        else:
+            node.inputs = [node.inputs[0], scope.integers(f"{node.outputs[0].name}_axes", axes)]
+        count += 1
+    return count
+
+
+def _inserted_ones(shorter: Shape, longer: Shape) -> list[int] | None:
+    """Where ones must be inserted into the shorter shape to give the longer one; None if that does not do it."""
+    axes: list[int] = []
+    position = 0
+    for axis, size in enumerate(longer):
+        spare = len(longer) - axis > len(shorter) - position
+        if position < len(shorter) and shorter[position] == size and not (size == 1 and spare):
+            position += 1
+        elif not isinstance(size, Dim) and size == 1:
+            axes.append(axis)
+        else:
+            return None
+    return axes if position == len(shorter) else None
 
 
 def _copies_nothing(node: Node) -> bool:

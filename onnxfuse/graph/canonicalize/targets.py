@@ -115,7 +115,7 @@ def expand_targets(scope: Scope) -> int:
 
 def slice_bounds(scope: Scope) -> int:
     """Bounds of slices with constant steps and axes become constants: clamped to a known size and not negative, or "to the
-    end"; axes are not negative."""
+    end"; axes are not negative; steps of 1 are left out."""
     count = 0
     if scope.opset < 10:
         return 0
@@ -130,6 +130,9 @@ def slice_bounds(scope: Scope) -> int:
             continue
         if not len(starts) == len(ends) == len(axes) == len(steps):
             continue
+        if len(node.inputs) > 4 and all(step == 1 for step in steps):
+            del node.inputs[4]
+            count += 1
         axes = [axis % len(before) for axis in axes]
         new_starts = [_bound(bound, before[axis], 0) for bound, axis in zip(starts, axes, strict=True)]
         new_ends = [_bound(bound, before[axis], before[axis]) for bound, axis in zip(ends, axes, strict=True)]
