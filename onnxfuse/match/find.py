@@ -60,6 +60,9 @@ def find(program: Program, scope: Scope, root: Node, tracer: Tracer | None = Non
             match = _siblings(match, scope, search, tracer)
     if tracer is not None:
         tracer.end(program.id, root, match is not None)
+        if match is not None:
+            for env in match.members or [match.env]:
+                tracer.choices.update((program.id, k[1]) for k in env if type(k) is tuple and k[0] == "choice")
     return match
 
 

@@ -139,3 +139,15 @@ def read_only_as_first_input(scope: Scope, value: Value) -> Outcome:
         if places != [0]:
             return Refused(f"`{value.name}` as first input only", f"inputs {places}", reader)
     return {}
+
+
+@predicate
+def mean_over_dim(scope: Scope, fraction: float, count: float, dim: Any) -> Outcome:
+    """of: a factor, a divisor (0 where there is none), a dim
+    holds: a sum times the factor, or over the divisor, is the mean over the (known) dim; 0 and 0 stand for a mean
+    """
+    if not fraction and not count:
+        return {}
+    if fraction:
+        return reciprocal_of_dim(scope, fraction, dim)
+    return equals_dim(scope, count, dim)

@@ -133,11 +133,18 @@ class Search:
             return False
         mark = self.mark()
         for alternative in pattern.alternatives[:-1]:
+            self.choose(alternative.id)
             step = self.produce(alternative, name, value, rest)
             if step is True or (step is not False and self.solve(step)):
                 return True
             self.undo(mark)
+        self.choose(pattern.alternatives[-1].id)
         return self.produce(pattern.alternatives[-1], name, value, rest)
+
+    def choose(self, choice: str) -> None:
+        """Note which alternative was taken; only where somebody looks."""
+        if self.tracer is not None:
+            self.bind(("choice", choice), None)
 
     def same(self, pattern: SamePattern, name: str, value: Value, rest: Agenda) -> Any:
         if not self.settle(pattern, value):
@@ -172,10 +179,12 @@ class Search:
             return self.node(pattern, name, value, rest)
         if matches:
             mark = self.mark()
+            self.choose(f"{pattern.id}.optional: present")
             step = self.node(pattern, name, value, rest)
             if step is True or (step is not False and self.solve(step)):
                 return True
             self.undo(mark)
+        self.choose(f"{pattern.id}.optional: absent")
         self.bind(name, value)
         first = pattern.operands[0]
         return (Search.operand, first, value, rest)

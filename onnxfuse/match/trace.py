@@ -132,6 +132,8 @@ class Tracer:
         self.attempts: dict[tuple[str, Node], Attempt] = {}
         self.gates: dict[str, Failure] = {}
         self.applied: list[tuple[str, Node]] = []
+        #: (rule, id of the alternative or optional node + whether it is there) of every match.
+        self.choices: set[tuple[str, str]] = set()
         self._best: Failure | None = None
         self._ties: list[Failure] = []
         self._bound: dict[str, Any] = {}

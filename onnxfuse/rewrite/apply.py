@@ -142,7 +142,8 @@ class Builder:
             if (value := getattr(given, key)) is not None
         }
         if given.missing is not None:
-            params["sizes"] = [member.get(given.missing) for member in self.match.members or [self.env]]
+            members = self.match.members or [self.env] * len(sources)
+            params["sizes"] = [member.get(given.missing) for member in members]
         to = self.get(given.to) if given.to in ("T", "U", "V") else given.to
         if given.fn == "full":
             params["dtype"] = to or self.env.get("T", "float32")

@@ -180,7 +180,7 @@ class Rule(Strict):
     schema_: Literal[1] = Field(alias="schema")
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
     stage: Literal["lift", "fuse", "lower"]
-    summary: Annotated[str, Field(max_length=120)]
+    summary: Annotated[str, Field(max_length=140)]
     priority: int | None = None
     opset: Condition | None = None
     targets: dict[Literal["cuda", "cpu"], Target] | None = None
@@ -216,6 +216,7 @@ class MatchCase(Strict):
     numeric: bool = True
     because: str | None = None
     canonicalize: bool = True
+    sizes: dict[str, int] = {}
 
 
 class NoMatchCase(Strict):
@@ -226,6 +227,7 @@ class NoMatchCase(Strict):
     opset: int | None = None
     target: str | None = None
     canonicalize: bool | None = None
+    count: int = 0
 
 
 class Tests(Strict):
