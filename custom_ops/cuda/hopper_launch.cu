@@ -1,0 +1,136 @@
+#include "hopper_launch.h"
+
+#include <algorithm>
+
+#include "hopper_checks.h"
+#include "tensor_map.h"
+#include "wgmma_stream.cuh"
+#include "wgmma_tile.cuh"
+
+namespace onnxfuse::cuda {
+
+Status launch_stream_float16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
+Status launch_stream_bfloat16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
+Status launch_tile_float16(const TileParams&, const Plan&, int sm_count, cudaStream_t);
+Status launch_tile_bfloat16(const TileParams&, const Plan&, int sm_count, cudaStream_t);
+
+namespace {
+
+constexpr int kSharedMemory = 232448;  // per block, sm_90
+
+// Most stages beside what the largest split of K needs.
+template <typename Tile>
+constexpr int stream_stages_that_fit() {
+  int stages = Tile::kMaxStages;
+  while (Tile::smem_bytes(stages, 8) > kSharedMemory) --stages;
+  return stages;
+}
+
+template <typename Tile>
+constexpr int stages_that_fit() {
+  int stages = Tile::kMaxStages;
+  while (Tile::smem_bytes(stages) > kSharedMemory) --stages;
+  return stages;
+}
+
+}  // namespace
+
+const std::vector<HopperVariant>& stream_variants() {
+  static const std::vector<HopperVariant> variants = {
+#define VARIANT(index, mma, groups, tile_x) \
+  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>()},
+#include "stream_variants.inc"
+#undef VARIANT
+  };
+  return variants;
+}
+
+const std::vector<HopperVariant>& tile_variants() {
+  static const std::vector<HopperVariant> variants = {
+#define VARIANT(index, mma, groups, tile_n, gated) \
+  {64 * mma * groups, tile_n, gated, stages_that_fit<TileShape<__half, mma, groups, tile_n, gated>>()},
+#include "tile_variants.inc"
+#undef VARIANT
+  };
+  return variants;
+}
+
+std::string stream_refusal(const LinearProblem& p, const Plan& plan) {
+  if (plan.variant < 0 || plan.variant >= static_cast<int>(stream_variants().size())) return "no such variant";
+  const HopperVariant& v = stream_variants()[plan.variant];
+  if (std::string why = hopper_refusal(p, v.columns / 2); !why.empty()) return why;
+  const int split = plan.cluster_m;
+  if (split != 1 && split != 2 && split != 4 && split != 8) return "K is split by 1, 2, 4 or 8";
+  if (split > (p.k + 63) / 64) return "K has fewer blocks than the split";
+  const int tile_out = p.gated ? v.columns / 2 : v.columns;
+  if (tile_out / split % 4) return "the split leaves less than four columns";
+  if ((p.m + v.rows - 1) / v.rows > 65535 || (p.n + tile_out - 1) / tile_out > 65535) return "the grid is too large";
+  if (plan.stages > v.max_stages) return "the stages exceed the shared memory";
+  return {};
+}
+
+Status launch_stream(const LinearProblem& p, const Plan& plan, cudaStream_t stream) {
+  if (std::string why = stream_refusal(p, plan); !why.empty()) return {why};
+  const HopperVariant& v = stream_variants()[plan.variant];
+  StreamParams params = {};
+  if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows); !s.ok()) return s;
+  if (Status s = encode_weight(&params.weight, p, v.columns / 2); !s.ok()) return s;
+  params.x_pointer = p.x, params.bias = p.bias, params.residual = p.residual, params.colsum = p.colsum, params.y = p.y;
+  params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
+  params.y_stride = p.n;
+  params.block = static_cast<int>(gate_block(p));
+  params.up_offset = params.block;
+  params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
+  params.gated = p.gated;
+  params.prefetch_weight = p.weight_is_constant;
+  params.trigger = plan.trigger < 0 ? INT_MAX / 2 : plan.trigger;
+  params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
+  return p.dtype == DType::kBFloat16 ? launch_stream_bfloat16(params, plan, p.m, p.n, stream)
+                                     : launch_stream_float16(params, plan, p.m, p.n, stream);
+}
+
+std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
+  if (plan.variant < 0 || plan.variant >= static_cast<int>(tile_variants().size())) return "no such variant";
+  const HopperVariant& v = tile_variants()[plan.variant];
+  if (v.gated != (p.gated != 0)) return "the variant is for the other op";
+  if (plan.cluster_m < 1 || plan.cluster_n < 1 || plan.cluster_m * plan.cluster_n > 8) return "no such cluster";
+  const int half_rows = (v.gated ? v.columns / 2 : v.columns) / plan.cluster_m;
+  if (half_rows % 8 || v.rows / plan.cluster_n % 8) return "the cluster is too large for the tile";
+  if (std::string why = hopper_refusal(p, half_rows); !why.empty()) return why;
+  if (plan.stages > v.max_stages) return "the stages exceed the shared memory";
+  if (plan.raster < 1) return "the raster is not positive";
+  return {};
+}
+
+Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_stats, cudaStream_t stream) {
+  if (std::string why = tile_refusal(p, plan); !why.empty()) return {why};
+  const HopperVariant& v = tile_variants()[plan.variant];
+  TileParams params = {};
+  const int half_rows = (v.gated ? v.columns / 2 : v.columns) / plan.cluster_m;
+  if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows / plan.cluster_n); !s.ok()) return s;
+  if (Status s = encode_weight(&params.weight, p, half_rows); !s.ok()) return s;
+  if (Status s = encode_matrix(&params.y, p.y, p.dtype, p.m, p.n, 64); !s.ok()) return s;
+  if (p.residual != nullptr) {
+    if (Status s = encode_matrix(&params.residual, p.residual, p.dtype, p.m, p.n, 64); !s.ok()) return s;
+  }
+  params.x_pointer = p.x, params.bias = p.bias, params.colsum = p.colsum;
+  params.stats = static_cast<const RowStats*>(row_stats);
+  params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
+  params.block = static_cast<int>(gate_block(p));
+  params.up_offset = params.block;
+  params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
+  params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
+  params.has_residual = p.residual != nullptr;
+  params.prefetch_weight = p.weight_is_constant;
+  params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
+  int device = 0, sm_count = 0;
+  if (Status s = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
+  if (Status s = cuda_status(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),
+                             "cudaDeviceGetAttribute");
+      !s.ok())
+    return s;
+  return p.dtype == DType::kBFloat16 ? launch_tile_bfloat16(params, plan, sm_count, stream)
+                                     : launch_tile_float16(params, plan, sm_count, stream);
+}
+
+}  // namespace onnxfuse::cuda

@@ -1,0 +1,28 @@
+// Host side of the sm_90a kernels: the variants that exist and how one is launched.
+#pragma once
+
+#include <vector>
+
+#include "problem.h"
+
+namespace onnxfuse::cuda {
+
+struct HopperVariant {
+  int rows;     // rows of x in a tile
+  int columns;  // packed weight columns in a tile
+  bool gated;   // kTile only: the epilogue is compiled for one of the two ops
+  int max_stages;
+};
+
+const std::vector<HopperVariant>& stream_variants();
+const std::vector<HopperVariant>& tile_variants();
+
+// Why this plan cannot run this problem, or an empty string.
+std::string stream_refusal(const LinearProblem& problem, const Plan& plan);
+std::string tile_refusal(const LinearProblem& problem, const Plan& plan);
+
+// `row_stats`: RowStats[m] on the device, or null to compute the statistics in the kernel.
+Status launch_stream(const LinearProblem& problem, const Plan& plan, cudaStream_t stream);
+Status launch_tile(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
+
+}  // namespace onnxfuse::cuda

@@ -1,0 +1,185 @@
+// Conversions and activations in float32. Fast transcendental instructions only where their error is far below
+// the rounding of the 16-bit store that follows; float32 outputs use the exact functions.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "problem.h"
+
+namespace onnxfuse::cuda {
+
+template <typename T>
+struct Numeric;
+
+template <>
+struct Numeric<__half> {
+  static constexpr bool kFast = true;
+  __device__ static float to_float(__half v) { return __half2float(v); }
+  __device__ static __half from_float(float v) { return __float2half_rn(v); }
+  __device__ static float2 unpack(uint32_t v) { return __half22float2(*reinterpret_cast<const __half2*>(&v)); }
+  __device__ static uint32_t pack(float lo, float hi) {
+    __half2 v = __floats2half2_rn(lo, hi);
+    return *reinterpret_cast<uint32_t*>(&v);
+  }
+};
+
+template <>
+struct Numeric<__nv_bfloat16> {
+  static constexpr bool kFast = true;
+  __device__ static float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+  __device__ static __nv_bfloat16 from_float(float v) { return __float2bfloat16_rn(v); }
+  __device__ static float2 unpack(uint32_t v) {
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+  }
+  __device__ static uint32_t pack(float lo, float hi) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t*>(&v);
+  }
+};
+
+template <>
+struct Numeric<float> {
+  static constexpr bool kFast = false;
+  __device__ static float to_float(float v) { return v; }
+  __device__ static float from_float(float v) { return v; }
+};
+
+__device__ __forceinline__ float fast_exp2(float v) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+__device__ __forceinline__ float fast_reciprocal(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+// x * sigmoid(scale * x); -inf gives NaN as x * sigmoid(x) does.
+template <bool kFast>
+__device__ __forceinline__ float scaled_silu(float x, float scale) {
+  if constexpr (kFast) return x * fast_reciprocal(1.0f + fast_exp2(-1.4426950408889634f * scale * x));
+  return x / (1.0f + expf(-scale * x));
+}
+
+template <bool kFast>
+__device__ __forceinline__ float gelu_tanh(float x) {
+  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+  if constexpr (kFast) {
+    const float u2 = x * fmaf(-0.10294324f, x * x, -2.3022082f);  // -2 u log2(e)
+    return x * fast_reciprocal(1.0f + fast_exp2(u2));
+  }
+  return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+template <bool kFast>
+__device__ __forceinline__ float gelu_erf(float x) {
+  if constexpr (kFast) {
+    // Abramowitz & Stegun 7.1.26 on the tail: q = 0.5 erfc(|x| / sqrt 2), |error| < 1e-7.
+    const float a = fabsf(x);
+    const float t = fast_reciprocal(fmaf(0.2316419f, a, 1.0f));
+    float q = fmaf(t, 0.5307027145f, -0.7265760135f);
+    q = fmaf(t, q, 0.7107068705f);
+    q = fmaf(t, q, -0.142248368f);
+    q = fmaf(t, q, 0.127414796f);
+    q *= t * fast_exp2(-0.7213475204f * a * a);
+    return x * (x < 0.0f ? q : 1.0f - q);  // NaN stays NaN through the product
+  }
+  return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+}
+
+template <bool kFast>
+__device__ __forceinline__ float tanh_of(float x) {
+  if constexpr (kFast) {
+    const float s = x * x;
+    const float near_zero = x * fmaf(s, fmaf(s, 0.13333333f, -0.33333333f), 1.0f);  // 1 - 2/(1+e^2x) cancels there
+    const float elsewhere = fmaf(-2.0f, fast_reciprocal(1.0f + fast_exp2(2.8853900817779268f * x)), 1.0f);
+    return s < 0.02f ? near_zero : elsewhere;
+  }
+  return tanhf(x);
+}
+
+// Activates an array: the switch is outside the loop, so that the loop body is straight-line code.
+template <bool kFast, int kCount>
+__device__ __forceinline__ void activate(float (&v)[kCount], Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      break;
+    case Activation::kRelu:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
+      break;
+    case Activation::kGelu:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) v[i] = gelu_erf<kFast>(v[i]);
+      break;
+    case Activation::kGeluTanh:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) v[i] = gelu_tanh<kFast>(v[i]);
+      break;
+    case Activation::kQuickGelu:
+    case Activation::kSilu: {
+      const float scale = activation == Activation::kSilu ? 1.0f : 1.702f;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) v[i] = scaled_silu<kFast>(v[i], scale);
+      break;
+    }
+    case Activation::kTanh:
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) v[i] = tanh_of<kFast>(v[i]);
+      break;
+  }
+}
+
+// Row statistics as the epilogue applies them: y = (acc - mean * colsum) * scale + bias.
+struct RowStats {
+  float scale;
+  float mean;
+};
+
+// From sums over a row of (x - shift) and (x - shift)^2; shift = 0 for RMS, x[m, 0] for LayerNorm.
+__device__ __forceinline__ RowStats finish_row_stats(Norm norm, float sum, float squares, float shift, float inv_k,
+                                                     float epsilon) {
+  if (norm == Norm::kNone) return {1.0f, 0.0f};
+  if (norm == Norm::kRms) return {rsqrtf(fmaf(squares, inv_k, epsilon)), 0.0f};
+  const float offset = sum * inv_k;
+  const float variance = fmaf(-offset, offset, squares * inv_k);
+  // fmaxf would turn NaN into 0.
+  return {rsqrtf((variance < 0.0f ? 0.0f : variance) + epsilon), shift + offset};
+}
+
+template <bool kValue>
+struct BoolConstant {
+  static constexpr bool value = kValue;
+};
+
+// Running sums of a row, in several independent chains: one chain would be bound by the latency of the FMA.
+struct RowSums {
+  float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  float sum[2] = {0.0f, 0.0f};
+  __device__ float total() const { return sum[0] + sum[1]; }
+  __device__ float total_squares() const { return (squares[0] + squares[1]) + (squares[2] + squares[3]); }
+};
+
+// Adds eight 16-bit values; RMS (kShifted false) needs no sum and no shift.
+template <typename T, bool kShifted>
+__device__ __forceinline__ void accumulate_stats(const uint4& chunk, float shift, RowSums& sums) {
+  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 v = Numeric<T>::unpack(words[i]);
+    if constexpr (kShifted) {
+      v.x -= shift;
+      v.y -= shift;
+      sums.sum[i % 2] += v.x + v.y;
+    }
+    sums.squares[i] = fmaf(v.x, v.x, sums.squares[i]);
+    sums.squares[i] = fmaf(v.y, v.y, sums.squares[i]);
+  }
+}
+
+}  // namespace onnxfuse::cuda

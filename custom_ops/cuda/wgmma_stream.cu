@@ -1,0 +1,46 @@
+// The list of streaming variants (compiled once per dtype: -DONNXFUSE_BFLOAT16 selects bfloat16) and their launcher.
+#include <algorithm>
+
+#include "hopper_checks.h"
+#include "hopper_launch.h"
+#include "launch_attributes.h"
+#include "wgmma_stream.cuh"
+
+namespace onnxfuse::cuda {
+
+#ifdef ONNXFUSE_BFLOAT16
+using Element = __nv_bfloat16;
+#define STREAM_LAUNCHER launch_stream_bfloat16
+#else
+using Element = __half;
+#define STREAM_LAUNCHER launch_stream_float16
+#endif
+
+namespace {
+
+template <int kMma, int kGroups, int kTileX>
+Status launch(const StreamParams& params, const Plan& plan, int64_t m, int64_t n, cudaStream_t stream) {
+  using Tile = StreamTile<Element, kMma, kGroups, kTileX>;
+  const int smem = Tile::smem_bytes(params.stages, plan.cluster_m);
+  const int tile_out = params.gated ? Tile::kTileW / 2 : Tile::kTileW;
+  const dim3 grid(plan.cluster_m, static_cast<unsigned>((m + kTileX - 1) / kTileX),
+                  static_cast<unsigned>((n + tile_out - 1) / tile_out));
+  return launch_cluster(stream_kernel<Element, kMma, kGroups, kTileX>, grid, Tile::kThreads, smem, plan.cluster_m,
+                        plan.overlap != 0, stream, params);
+}
+
+}  // namespace
+
+// One line a variant; the order is that of STREAM_VARIANTS in stream_variants.h.
+Status STREAM_LAUNCHER(const StreamParams& params, const Plan& plan, int64_t m, int64_t n, cudaStream_t stream) {
+  switch (plan.variant) {
+#define VARIANT(index, mma, groups, tile_x) \
+  case index:                               \
+    return launch<mma, groups, tile_x>(params, plan, m, n, stream);
+#include "stream_variants.inc"
+#undef VARIANT
+  }
+  return {"there is no streaming variant " + std::to_string(plan.variant)};
+}
+
+}  // namespace onnxfuse::cuda

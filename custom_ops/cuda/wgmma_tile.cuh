@@ -1,0 +1,457 @@
+// Many rows: persistent, warp-specialised tiles at the rate of the tensor cores.
+//
+// One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast; one or two consumer
+// warpgroups each own 64 x kMma rows of the tile. The warpgroups are not in lock step: while one is in its epilogue
+// the other still multiplies, and the producer is already loading the next tile.
+// The norm's sums are taken from the tile of x in shared memory by two otherwise idle warps (or come from a kernel
+// before), so y = ((acc - mean colsum) scale + bias) needs no pass over x of its own; CTAs that share rows of x share
+// the work. The residual travels through the same ring
+// as extra stages. Results leave by stmatrix and bulk stores.
+#pragma once
+
+#include "hopper_ptx.cuh"
+#include "numeric.cuh"
+#include "wgmma_shapes.cuh"
+
+namespace onnxfuse::cuda {
+
+struct TileParams {
+  CUtensorMap x;         // [M, K], box 64 x (kTileM / cluster_n)
+  CUtensorMap weight;    // as StreamParams; box rows (kTileN or kTileN / 2) / cluster_m
+  CUtensorMap y;         // [M, n], box 64 x 64
+  CUtensorMap residual;  // [M, n], box 64 x 64
+  const void* x_pointer;
+  const void* bias;
+  const float* colsum;
+  const RowStats* stats;  // null: computed here
+  int m, n, k;
+  int up_offset, block;
+  int stages, cluster_m, cluster_n, raster;
+  int has_residual;
+  int prefetch_weight;
+  Norm norm;
+  Activation activation;
+  float epsilon;
+};
+
+template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
+struct TileShape {
+  static constexpr int kTileM = 64 * kMma * kGroups;
+  static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kXBytes = kTileM * 128;
+  static constexpr int kWeightBytes = kTileN * 128;
+  static constexpr int kStageBytes = kXBytes + kWeightBytes;
+  static constexpr int kChunks = kOutN / 64;
+  static constexpr int kBoxes = kTileM / 64 * kChunks;            // residual, 64 x 64 each
+  static constexpr int kBoxesPerStage = kStageBytes / 8192;
+  static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
+  static constexpr int kStoreBytes = kGroups * 2 * 8192;
+  static constexpr int kStatsBytes = kTileM * 8;
+  static constexpr int kMaxStages = 12;
+  static constexpr int smem_bytes(int stages) {
+    return 1024 + stages * kStageBytes + kStoreBytes + kStatsBytes + stages * 16 + 16;
+  }
+};
+
+template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
+__global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __grid_constant__ TileParams p) {
+  using Tile = TileShape<T, kMma, kGroups, kTileN, kGated>;
+  extern __shared__ uint8_t shared_raw[];
+  const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
+  uint8_t* const base_pointer = shared_raw + (base - shared_address(shared_raw));
+  const uint32_t store_buffers = base + p.stages * Tile::kStageBytes;
+  const uint32_t stats_address = store_buffers + Tile::kStoreBytes;
+  const uint32_t full = stats_address + Tile::kStatsBytes;
+  const uint32_t empty = full + p.stages * 8;
+  const uint32_t stats_full = empty + p.stages * 8, stats_empty = stats_full + 8;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int ctas = p.cluster_m * p.cluster_n;
+  const int rank = ctas > 1 ? cluster_rank() : 0;
+  const int rank_m = rank % p.cluster_m, rank_n = rank / p.cluster_m;
+  const int sharers = p.cluster_m + p.cluster_n - 1;  // CTAs whose loads land here, and the other way round
+  const bool own_stats = p.norm != Norm::kNone && p.stats == nullptr;
+
+  if (threadIdx.x == 0) {
+    prefetch_map(p.x);
+    prefetch_map(p.weight);
+    prefetch_map(p.y);
+    if (p.has_residual) prefetch_map(p.residual);
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(full + s * 8, 1);
+      barrier_init(empty + s * 8, 4 * kGroups * sharers + (own_stats ? 2 : 0));
+    }
+    barrier_init(stats_full, 2 * p.cluster_n);
+    barrier_init(stats_empty, 4 * kGroups * p.cluster_n);
+    fence_barrier_init();
+  }
+  allow_dependents();
+  __syncthreads();
+  if (ctas > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
+
+  const int k_blocks = (p.k + 63) / 64;
+  const int cluster_tiles_m = (p.m + Tile::kTileM * p.cluster_m - 1) / (Tile::kTileM * p.cluster_m);
+  const int cluster_tiles_n = (p.n + Tile::kOutN * p.cluster_n - 1) / (Tile::kOutN * p.cluster_n);
+  const int tiles = cluster_tiles_m * cluster_tiles_n;
+  const int first_tile = blockIdx.x / ctas, tile_step = gridDim.x / ctas;
+  auto locate = [&](int tile, int& row0, int& column0) {
+    const int band = p.raster * cluster_tiles_n;
+    const int first_m = tile / band * p.raster;
+    const int height = min(p.raster, cluster_tiles_m - first_m);
+    const int inside = tile % band;
+    row0 = ((first_m + inside % height) * p.cluster_m + rank_m) * Tile::kTileM;
+    column0 = (inside / height * p.cluster_n + rank_n) * Tile::kOutN;
+  };
+
+  if (warp < 4) {  // the producer warpgroup
+    if constexpr (kGroups == 2) lower_registers<72>();
+    if (threadIdx.x == 0) {
+      uint16_t row_mask = 0, column_mask = 0;  // CTAs with the same rows of x, with the same columns
+      for (int i = 0; i < p.cluster_n; ++i) row_mask |= 1u << (rank_m + p.cluster_m * i);
+      for (int i = 0; i < p.cluster_m; ++i) column_mask |= 1u << (i + p.cluster_m * rank_n);
+      const int x_rows = Tile::kTileM / p.cluster_n;
+      const int half_rows = (kGated ? kTileN / 2 : kTileN) / p.cluster_m;
+      auto load_x = [&](int stage, int k, int row0) {
+        const uint32_t dst = base + stage * Tile::kStageBytes + rank_n * x_rows * 128;
+        if (p.cluster_n > 1)
+          load_2d_multicast(dst, p.x, full + stage * 8, k, row0 + rank_n * x_rows, row_mask, kEvictNormal);
+        else
+          load_2d(dst, p.x, full + stage * 8, k, row0, kEvictNormal);
+      };
+      auto load_weight = [&](int stage, int k, int column0) {
+        const int column = column0 + rank_m * half_rows;
+        const int c1 = kGated ? column % p.block : column, c3 = kGated ? column / p.block : 0;
+        const uint32_t dst = base + stage * Tile::kStageBytes + Tile::kXBytes + rank_m * half_rows * 128;
+#pragma unroll
+        for (int half = 0; half < (kGated ? 2 : 1); ++half) {
+          const uint32_t half_dst = dst + half * (kTileN / 2) * 128;
+          if (p.cluster_m > 1)
+            load_4d_multicast(half_dst, p.weight, full + stage * 8, k, c1, half, c3, column_mask, kEvictNormal);
+          else
+            load_4d(half_dst, p.weight, full + stage * 8, k, c1, half, c3, kEvictNormal);
+        }
+      };
+
+      int stage = 0;
+      uint32_t phase = 0;
+      int prefetched = 0;
+      if (p.prefetch_weight && first_tile < tiles) {
+        int row0, column0;
+        locate(first_tile, row0, column0);
+        prefetched = min(p.stages, k_blocks);
+        for (int s = 0; s < prefetched; ++s) {
+          barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
+          load_weight(s, s * 64, column0);
+        }
+      }
+      wait_for_prerequisites();
+      for (int tile = first_tile; tile < tiles; tile += tile_step) {
+        int row0, column0;
+        locate(tile, row0, column0);
+        for (int kb = 0; kb < k_blocks; ++kb) {
+          if (prefetched > 0) {
+            --prefetched;
+          } else {
+            barrier_wait(empty + stage * 8, phase ^ 1);
+            barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
+            load_weight(stage, kb * 64, column0);
+          }
+          load_x(stage, kb * 64, row0);
+          if (++stage == p.stages) stage = 0, phase ^= 1;
+        }
+        if (p.has_residual) {
+          for (int box = 0; box < Tile::kBoxes; box += Tile::kBoxesPerStage) {
+            const int count = min(Tile::kBoxesPerStage, Tile::kBoxes - box);
+            barrier_wait(empty + stage * 8, phase ^ 1);
+            barrier_expect_bytes(full + stage * 8, count * 8192);
+            for (int i = 0; i < count; ++i) {
+              const int slab = (box + i) % (Tile::kTileM / 64), chunk = (box + i) / (Tile::kTileM / 64);
+              load_2d(base + stage * Tile::kStageBytes + i * 8192, p.residual, full + stage * 8, column0 + chunk * 64,
+                      row0 + slab * 64, kEvictFirst);
+            }
+            if (++stage == p.stages) stage = 0, phase ^= 1;
+          }
+        }
+      }
+      if (ctas > 1) {
+        // Peers still signal this CTA's barriers: wait until every stage has been released.
+        for (int s = 0; s < p.stages; ++s) {
+          barrier_wait(empty + stage * 8, phase ^ 1);
+          if (++stage == p.stages) stage = 0, phase ^= 1;
+        }
+      }
+    }
+    if (warp >= 2 && own_stats) {
+      wait_for_prerequisites();
+      // The rows of x that this CTA loads itself, so that only its own producer waits for these two warps.
+      const int share = Tile::kTileM / p.cluster_n;
+      const int thread = threadIdx.x - 64;
+      int stage = 0;
+      uint32_t phase = 0, stats_phase = 0;
+      for (int tile = first_tile; tile < tiles; tile += tile_step) {
+        int row0, column0;
+        locate(tile, row0, column0);
+        constexpr int kRows = Tile::kTileM / 64;
+        RowSums sums[kRows];
+        float shift[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          shift[i] = 0.0f;
+          const int inside = thread + i * 64, row = row0 + rank_n * share + inside;
+          if (p.norm == Norm::kLayer && inside < share && row < p.m)
+            shift[i] = Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row) * p.k]);
+        }
+        auto add_stage = [&](uint32_t x, int chunks, auto shifted) {
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) {
+            const int row = thread + i * 64;
+            if (row < share) {
+#pragma unroll
+              for (int c0 = 0; c0 < 8; c0 += 4) {
+                uint4 values[4];
+#pragma unroll
+                for (int c = 0; c < 4; ++c) values[c] = load_shared_16(x + row * 128 + (((c0 + c) ^ (row & 7)) << 4));
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                  // Past the end of K the tile holds zeros: nothing for RMS, wrong once shifted.
+                  if (!decltype(shifted)::value || c0 + c < chunks)
+                    accumulate_stats<T, decltype(shifted)::value>(values[c], shift[i], sums[i]);
+              }
+            }
+          }
+        };
+        for (int kb = 0; kb < k_blocks; ++kb) {
+          const uint32_t x = base + stage * Tile::kStageBytes + rank_n * share * 128;
+          barrier_wait(full + stage * 8, phase);
+          if (p.norm == Norm::kRms)
+            add_stage(x, 8, BoolConstant<false>{});
+          else
+            add_stage(x, min(8, (p.k - kb * 64) / 8), BoolConstant<true>{});
+          __syncwarp();
+          if (lane == 0) barrier_arrive(empty + stage * 8);
+          if (++stage == p.stages) stage = 0, phase ^= 1;
+        }
+        if (p.has_residual) {
+          for (int i = 0; i < Tile::kResidualStages; ++i) {
+            if (lane == 0) {
+              barrier_wait(full + stage * 8, phase);
+              barrier_arrive(empty + stage * 8);
+            }
+            if (++stage == p.stages) stage = 0, phase ^= 1;
+          }
+        }
+        barrier_wait_cluster(stats_empty, stats_phase ^ 1);
+        stats_phase ^= 1;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const int row = thread + i * 64;
+          if (row < share) {
+            const RowStats result =
+                finish_row_stats(p.norm, sums[i].total(), sums[i].total_squares(), shift[i], 1.0f / p.k, p.epsilon);
+            const uint32_t address = stats_address + (rank_n * share + row) * 8;
+            for (int j = 0; j < p.cluster_n; ++j)
+              store_remote_float2(map_to_cta(address, rank_m + p.cluster_m * j),
+                                  make_float2(result.scale, result.mean));
+          }
+        }
+        __syncwarp();
+        if (lane < p.cluster_n) barrier_arrive_release_cluster(stats_full, rank_m + p.cluster_m * lane);
+      }
+    }
+    return;
+  }
+
+  if constexpr (kGroups == 2) raise_registers<216>();
+  const int group = warp / 4 - 1;
+  const int group_thread = threadIdx.x % 128;
+  const int group_barrier = 1 + group;
+  // CTA that this lane tells about a free stage: those of the same rows, then those of the same columns.
+  int told = -1;
+  if (lane < p.cluster_n) told = rank_m + p.cluster_m * lane;
+  else if (lane < sharers) {
+    const int i = lane - p.cluster_n;
+    told = (i < rank_m ? i : i + 1) + p.cluster_m * rank_n;
+  }
+  auto release = [&](int stage) {
+    __syncwarp();
+    if (ctas > 1) {
+      if (told >= 0) barrier_arrive_remote(empty + stage * 8, told);
+    } else if (lane == 0) {
+      barrier_arrive(empty + stage * 8);
+    }
+  };
+  RowStats* const tile_stats = reinterpret_cast<RowStats*>(base_pointer + (stats_address - base)) + group * kMma * 64;
+  const uint32_t own_buffers = store_buffers + group * 2 * 8192;
+
+  wait_for_prerequisites();
+  int stage = 0, buffer = 0;
+  uint32_t phase = 0, stats_phase = 0;
+  float acc[kMma][kTileN / 2];
+
+  for (int tile = first_tile; tile < tiles; tile += tile_step) {
+    int row0, column0;
+    locate(tile, row0, column0);
+    const int group_row0 = row0 + group * kMma * 64;
+
+    int previous = 0;
+    for (int kb = 0; kb < k_blocks; ++kb) {
+      const uint32_t x = base + stage * Tile::kStageBytes + group * kMma * 64 * 128;
+      const uint32_t weight = base + stage * Tile::kStageBytes + Tile::kXBytes;
+      barrier_wait(full + stage * 8, phase);
+      wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk)
+#pragma unroll
+        for (int i = 0; i < kMma; ++i)
+          Wgmma<T, kTileN>::issue(acc[i], wgmma_descriptor(x + i * 64 * 128) + kk * kDescriptorStepK16,
+                                  wgmma_descriptor(weight) + kk * kDescriptorStepK16, kk > 0 || kb > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (kb > 0) release(previous);
+      previous = stage;
+      if (++stage == p.stages) stage = 0, phase ^= 1;
+    }
+    wgmma_wait<0>();
+    release(previous);
+
+    RowStats low[kMma], high[kMma];
+#pragma unroll
+    for (int i = 0; i < kMma; ++i) low[i] = high[i] = {1.0f, 0.0f};
+    if (p.norm != Norm::kNone) {
+      const int slab_row = (warp % 4) * 16 + lane / 4;
+      if (own_stats) {
+        barrier_wait_cluster(stats_full, stats_phase);
+        stats_phase ^= 1;
+#pragma unroll
+        for (int i = 0; i < kMma; ++i)
+          low[i] = tile_stats[i * 64 + slab_row], high[i] = tile_stats[i * 64 + slab_row + 8];
+        __syncwarp();
+        if (lane < p.cluster_n) barrier_arrive_remote(stats_empty, rank_m + p.cluster_m * lane);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kMma; ++i) {
+          const int row = group_row0 + i * 64 + slab_row;
+          if (row < p.m) low[i] = p.stats[row];
+          if (row + 8 < p.m) high[i] = p.stats[row + 8];
+        }
+      }
+    }
+
+    const int quad_column = 2 * (lane % 4);
+    int residual_box = 0;  // boxes of the current residual stage already passed
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kMma; ++i) {
+        auto affine = [&](int offset, int64_t packed0, float(&v)[32]) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const int a = (offset + j) * 4;
+            const int column = column0 + chunk * 64 + j * 8 + quad_column;
+            const int64_t packed = packed0 + j * 8 + quad_column;
+            float2 bias = make_float2(0.0f, 0.0f), sums = make_float2(0.0f, 0.0f);
+            if (p.bias && column < p.n)
+              bias = Numeric<T>::unpack(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + packed));
+            if (p.norm == Norm::kLayer && column < p.n) sums = *reinterpret_cast<const float2*>(p.colsum + packed);
+            v[4 * j] = fmaf(acc[i][a] - low[i].mean * sums.x, low[i].scale, bias.x);
+            v[4 * j + 1] = fmaf(acc[i][a + 1] - low[i].mean * sums.y, low[i].scale, bias.y);
+            v[4 * j + 2] = fmaf(acc[i][a + 2] - high[i].mean * sums.x, high[i].scale, bias.x);
+            v[4 * j + 3] = fmaf(acc[i][a + 3] - high[i].mean * sums.y, high[i].scale, bias.y);
+          }
+        };
+        float v[32];
+        if constexpr (kGated) {
+          // A chunk of 64 columns may span blocks; eight columns never do.
+          auto affine_gated = [&](int half, float(&out)[32]) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              const int a = (half * (kTileN / 16) + chunk * 8 + j) * 4;
+              const int column = column0 + chunk * 64 + j * 8;
+              float2 bias = make_float2(0.0f, 0.0f), sums = make_float2(0.0f, 0.0f);
+              if ((p.bias || p.norm == Norm::kLayer) && column < p.n) {
+                const int64_t packed = static_cast<int64_t>(column / p.block) * 2 * p.block + column % p.block +
+                                       half * p.up_offset + quad_column;
+                if (p.bias)
+                  bias = Numeric<T>::unpack(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + packed));
+                if (p.norm == Norm::kLayer) sums = *reinterpret_cast<const float2*>(p.colsum + packed);
+              }
+              out[4 * j] = fmaf(acc[i][a] - low[i].mean * sums.x, low[i].scale, bias.x);
+              out[4 * j + 1] = fmaf(acc[i][a + 1] - low[i].mean * sums.y, low[i].scale, bias.y);
+              out[4 * j + 2] = fmaf(acc[i][a + 2] - high[i].mean * sums.x, high[i].scale, bias.x);
+              out[4 * j + 3] = fmaf(acc[i][a + 3] - high[i].mean * sums.y, high[i].scale, bias.y);
+            }
+          };
+          float up[32];
+          affine_gated(0, v);
+          activate<true>(v, p.activation);
+          affine_gated(1, up);
+#pragma unroll
+          for (int j = 0; j < 32; ++j) v[j] *= up[j];
+        } else {
+          affine(chunk * 8, column0 + chunk * 64, v);
+          activate<true>(v, p.activation);
+        }
+
+        // 16-byte unit of row r, group j of the 128-byte-swizzled 64 x 64 box.
+        const int matrix_row = (warp % 4) * 16 + (lane & 15);
+        auto unit = [&](uint32_t box, int j) {
+          return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
+        };
+        if (!kGated && p.has_residual) {
+          const int box = chunk * (Tile::kTileM / 64) + group * kMma + i;
+          const int slot = box % Tile::kBoxesPerStage;
+          // Stages are passed in order; one without a box of this group is released unread.
+          while (residual_box < box / Tile::kBoxesPerStage) {
+            release(stage);
+            if (++stage == p.stages) stage = 0, phase ^= 1;
+            ++residual_box;
+          }
+          barrier_wait(full + stage * 8, phase);
+#pragma unroll
+          for (int j = 0; j < 8; j += 2) {
+            uint32_t r[4];
+            load_matrices(unit(base + stage * Tile::kStageBytes + slot * 8192, j), r[0], r[1], r[2], r[3]);
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const float2 value = Numeric<T>::unpack(r[q]);
+              v[4 * (j + q / 2) + 2 * (q % 2)] += value.x;
+              v[4 * (j + q / 2) + 2 * (q % 2) + 1] += value.y;
+            }
+          }
+        }
+
+        if (group_thread == 0) wait_stores_read<1>();  // the other buffer may still be on its way
+        named_barrier_sync(group_barrier, 128);
+        const uint32_t out = own_buffers + buffer * 8192;
+#pragma unroll
+        for (int j = 0; j < 8; j += 2)
+          store_matrices(unit(out, j), Numeric<T>::pack(v[4 * j], v[4 * j + 1]),
+                         Numeric<T>::pack(v[4 * j + 2], v[4 * j + 3]), Numeric<T>::pack(v[4 * j + 4], v[4 * j + 5]),
+                         Numeric<T>::pack(v[4 * j + 6], v[4 * j + 7]));
+        fence_async_proxy();
+        named_barrier_sync(group_barrier, 128);
+        if (group_thread == 0) {
+          if (group_row0 + i * 64 < p.m && column0 + chunk * 64 < p.n)
+            store_2d(p.y, out, column0 + chunk * 64, group_row0 + i * 64);
+          commit_stores();
+        }
+        buffer ^= 1;
+      }
+    }
+    if (p.has_residual) {
+      while (residual_box < Tile::kResidualStages) {
+        barrier_wait(full + stage * 8, phase);
+        release(stage);
+        if (++stage == p.stages) stage = 0, phase ^= 1;
+        ++residual_box;
+      }
+    }
+  }
+  if (group_thread == 0) wait_stores_read<0>();
+}
+
+}  // namespace onnxfuse::cuda
