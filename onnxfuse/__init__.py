@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onnxfuse.optimizer import Result, optimize, unfuse
-    from onnxfuse.rules.load import load as load_rules
+    from onnxfuse.rules.loading import load as load_rules
     from onnxfuse.runtime.session import register, session
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _LAZY = {
     "Result": ("onnxfuse.optimizer", "Result"),
     "optimize": ("onnxfuse.optimizer", "optimize"),
     "unfuse": ("onnxfuse.optimizer", "unfuse"),
-    "load_rules": ("onnxfuse.rules.load", "load"),
+    "load_rules": ("onnxfuse.rules.loading", "load"),
     "register": ("onnxfuse.runtime.session", "register"),
     "session": ("onnxfuse.runtime.session", "session"),
 }
@@ -48,7 +48,7 @@ def library_path() -> Path:
     """
     from onnxfuse.runtime import library
 
-    return library.path()
+    return library.library_path()
 
 
 def __getattr__(name: str) -> Any:

@@ -16,9 +16,9 @@ from onnxfuse.errors import InputDataError, OutputError, UsageError, Verificatio
 from onnxfuse.graph import files
 from onnxfuse.graph import model as models
 from onnxfuse.ops import functions
-from onnxfuse.rules.load import RuleSet
+from onnxfuse.rules.loading import RuleSet
 from onnxfuse.runtime import archive
-from onnxfuse.verify import Verdict, Verifier, bisect
+from onnxfuse.verify import Verdict, Verifier, offenders
 from onnxfuse.verify.check import weight_bytes
 
 #: Rounds of "find what is wrong, take it back, check again".
@@ -247,7 +247,7 @@ class _Job:
                 break
             for rule, sites in found:
                 reverted.append({"rule": rule, "sites": sites, "problem": verdict.problems[0]})
-                options = options.without([rule]) if sites is None else options.without(exclude_sites=_pairs(rule, sites))
+                options = options.without([rule]) if sites is None else options.without(exclude_nodes=sites)
             built = self.build(options)
             verdict = self.check(verifier, built, base_dir)
         return built, verdict, reverted
@@ -269,21 +269,17 @@ class _Job:
         if not order or breaks_with([]):
             return []
         found: list[tuple[str, list[str] | None]] = []
-        for rule in bisect.offenders(order, breaks_with):
-            sites = [a.site for a in built.applied if a.rule == rule]
+        for rule in offenders.offenders(order, breaks_with):
+            sites = [a.root for a in built.applied if a.rule == rule]
 
-            def breaks_at(active: Any, rule: str = rule, sites: list[str] = sites) -> bool:
-                return breaks(options.without(exclude_sites=_pairs(rule, [s for s in sites if s not in active])))
+            def breaks_at(active: Any, sites: list[str] = sites) -> bool:
+                return breaks(options.without(exclude_nodes=[s for s in sites if s not in active]))
 
             wrong = sites
             if len(sites) > 1 and not breaks_at([]):
-                wrong = bisect.offenders(sites, breaks_at, budget=24)
+                wrong = offenders.offenders(sites, breaks_at, budget=24)
             found.append((rule, None if len(wrong) == len(sites) or len(wrong) > _MAX_SITES else wrong))
         return found
-
-
-def _pairs(rule: str, sites: Iterable[str]) -> set[tuple[str, str]]:
-    return {(rule, site) for site in sites}
 
 
 def _has_external(proto: onnx.ModelProto) -> bool:

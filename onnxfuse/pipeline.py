@@ -12,14 +12,14 @@ from typing import Any
 
 import onnx
 
-from onnxfuse import blocks
+from onnxfuse import blocks, rules
 from onnxfuse.errors import RuntimeMissingError, UsageError
 from onnxfuse.graph import canonicalize, shapes, view
 from onnxfuse.graph import model as models
-from onnxfuse.lower import lower
+from onnxfuse.lower.lower import lower
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.rewrite import driver
-from onnxfuse.rules import load as rules
+from onnxfuse.rules.loading import RuleSet
 from onnxfuse.runtime import gpu, library
 from onnxfuse.runtime.probe import OrtProbe
 from onnxfuse.runtime.session import cuda_works
@@ -94,7 +94,7 @@ def resolve_target(text: str) -> Target:
     return Target("cpu")
 
 
-def rule_set(options: Options) -> rules.RuleSet:
+def rule_set(options: Options) -> RuleSet:
     """The rules that take part.
 
     Raises:
@@ -132,7 +132,7 @@ def check_node_names(proto: onnx.ModelProto, names: Iterable[str]) -> None:
 
 
 def build(
-    source: str | os.PathLike | onnx.ModelProto, options: Options, *, ruleset: rules.RuleSet | None = None,
+    source: str | os.PathLike | onnx.ModelProto, options: Options, *, ruleset: RuleSet | None = None,
     tracer: Any = None, progress: Progress | None = None,
 ) -> Build:
     """Run the stages on a model. The source is not changed.
@@ -173,10 +173,10 @@ def build(
     return result
 
 
-def _apply(result: Build, ruleset: rules.RuleSet, stage: str, options: Options, tracer: Any) -> None:
+def _apply(result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any) -> None:
     report = driver.run(
-        result.model, ruleset, stage, options.target, disable=options.disable, exclude_nodes=options.exclude_nodes,
-        tracer=tracer,
+        result.model, ruleset, stage, str(options.target), disable=options.disable,
+        exclude_nodes=options.exclude_nodes, tracer=tracer,
     )
     result.applied.extend(report.applied)
 
@@ -184,7 +184,7 @@ def _apply(result: Build, ruleset: rules.RuleSet, stage: str, options: Options, 
 def library_exists() -> bool:
     """Whether the custom-op library was built."""
     try:
-        library.path()
+        library.library_path()
     except RuntimeMissingError:
         return False
     return True

@@ -76,7 +76,12 @@ def _library(facts: dict[str, Any], problems: list[str]) -> None:
     from onnxfuse.runtime.session import make_options
 
     try:
-        facts["library"] = str(library.path())
+        built = library.build_info()
+        facts["library"] = built["path"]
+        kernels: dict[str, list[str]] = {}
+        for kernel in built.get("ops", ()):
+            kernels.setdefault(f"{kernel['name']} on {kernel['provider']}", []).append(kernel["dtype"])
+        facts["kernels"] = "; ".join(f"{name} ({', '.join(dtypes)})" for name, dtypes in kernels.items())
         make_options(quiet=True)
         facts["library loads"] = "yes"
     except OnnxfuseError as error:
@@ -85,10 +90,10 @@ def _library(facts: dict[str, Any], problems: list[str]) -> None:
 
 
 def _rules(facts: dict[str, Any], problems: list[str]) -> None:
-    from onnxfuse.rules import load
+    from onnxfuse import rules
 
     try:
-        found = load.load()
+        found = rules.load()
     except OnnxfuseError as error:
         problems.append(str(error))
         return

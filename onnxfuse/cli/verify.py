@@ -46,14 +46,12 @@ def verify_command(
     """
     from onnxfuse.graph import files
     from onnxfuse.runtime import archive
-    from onnxfuse.verify import Verifier, statistics
+    from onnxfuse.verify import Verifier, limits
 
     base_path, fused_path = Path(base), Path(fused)
     original, rewritten = files.read_proto(base_path), files.read_proto(fused_path)
     names = [o.name for o in original.graph.output]
-    limits = statistics.Tolerance(
-        statistics.parse_limits(rtol, names, "--rtol"), statistics.parse_limits(atol, names, "--atol")
-    )
+    own = limits.Limits(limits.parse(rtol, names, "--rtol"), limits.parse(atol, names, "--atol"))
     shapes = archive.parse_shapes(input_shapes)
     entries: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -70,9 +68,9 @@ def verify_command(
         used += [s.feeds for s in verifier.sets]
         if verdict.status != "passed" and status != "failed":
             status = verdict.status
-        found, off = _statistics(verifier, kept, limits)
+        found, off = _statistics(verifier, kept, own)
         entries += found
-        if limits and kept:
+        if own and kept:
             problems += off
             status = "failed" if off else ("passed" if status == "failed" else status)
         else:
@@ -83,7 +81,7 @@ def verify_command(
         archive.save_npz(save_inputs, used)
     written = _repro(divergence, rewritten, repro, fused_path)
     result = {"schema": 1, "base": base, "fused": fused, "status": status, "outputs": entries, "problems": problems,
-              "notes": notes, "divergence": divergence.as_dict() if divergence else None, "repro": written}
+              "notes": notes, "divergence": divergence.to_json() if divergence else None, "repro": written}
     if as_json:
         render.data_json(result)
     else:
@@ -91,8 +89,8 @@ def verify_command(
     return EXIT_OK if status in ("passed", "structure-only") else EXIT_FINDINGS
 
 
-def _statistics(verifier: Any, kept: dict[str, Any], limits: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    from onnxfuse.verify import statistics
+def _statistics(verifier: Any, kept: dict[str, Any], own: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    from onnxfuse.verify.statistics import statistics
 
     entries, problems = [], []
     for inputs in verifier.sets:
@@ -100,44 +98,52 @@ def _statistics(verifier: Any, kept: dict[str, Any], limits: Any) -> tuple[list[
         for name, value in kept.get(inputs.name, {}).items():
             if name not in truth or value.shape != truth[name].shape or value.dtype.kind in "SUO":
                 continue
-            against = statistics.difference(value, truth[name])
-            own = statistics.difference(inputs.outputs[name], truth[name])
-            entries.append({"set": inputs.name, "name": name, "oracle": against.as_dict(),
-                            "unfused_oracle": own.as_dict(),
-                            "unfused": statistics.difference(value, inputs.outputs[name]).as_dict()})
-            if limits:
-                off = limits.violations(name, value, truth[name])
-                if off:
-                    problems.append(f"set `{inputs.name}`, output `{name}`: {off} elements outside of the limits")
+            entries.append({
+                "set": inputs.name, "name": name, "scale": _largest(truth[name]),
+                "oracle": statistics(value, truth[name]).to_json(),
+                "unfused_oracle": statistics(inputs.outputs[name], truth[name]).to_json(),
+                "unfused": statistics(value, inputs.outputs[name]).to_json(),
+            })
+            off = own.violations(name, value, truth[name]) if own else 0
+            if off:
+                problems.append(f"set `{inputs.name}`, output `{name}`: {off} elements outside of the limits")
     return entries, problems
+
+
+def _largest(values: Any) -> float:
+    import numpy as np
+
+    wide = np.asarray(values, np.float64)
+    return float(np.max(np.abs(wide), where=np.isfinite(wide), initial=0.0))
 
 
 def _bisect(
     verifier: Any, original: Any, rewritten: Any, verdict: Any, provider: str, base: Path, fused: Path,
     custom_ops: tuple[str, ...],
 ) -> Any:
-    from onnxfuse.verify import divergence
+    from onnxfuse.verify.bisect import bisect
 
     failing = verdict.failing[0] if verdict.failing else verifier.sets[0].name
     inputs = next(s for s in verifier.sets if s.name == failing)
-    return divergence.find(
+    return bisect(
         original, rewritten, inputs.feeds, dtype=verifier.dtype, provider=provider, base_dir=base.resolve().parent,
-        fused_dir=fused.resolve().parent, widened=verifier.structure_only, custom_ops=custom_ops,
+        fused_dir=fused.resolve().parent, custom_ops=custom_ops,
     )
 
 
-def _repro(found: Any, rewritten: Any, folder: str | None, fused: Path) -> list[str]:
+def _repro(found: Any, rewritten: Any, folder: str | None, fused: Path) -> str | None:
     if found is None or folder is None:
-        return []
-    from onnxfuse.verify import divergence
+        return None
+    from onnxfuse.verify import repro
 
-    return [str(p) for p in divergence.write_repro(found, rewritten, Path(folder), fused.resolve().parent)]
+    return str(repro.write(rewritten, found, Path(folder), fused.resolve().parent))
 
 
 def _print(result: dict[str, Any]) -> None:
     rows = [
-        (e["set"], e["name"], e["oracle"]["scaled"], e["unfused_oracle"]["scaled"], e["oracle"]["max_abs"],
-         e["oracle"]["p99_abs"], e["oracle"]["cosine"], e["unfused"]["max_ulp"])
+        (e["set"], e["name"], e["oracle"]["max_abs"] / (e["scale"] or 1.0),
+         e["unfused_oracle"]["max_abs"] / (e["scale"] or 1.0), e["oracle"]["max_abs"], e["oracle"]["p99_abs"],
+         e["oracle"]["cosine"], e["unfused"]["max_ulp"])
         for e in result["outputs"]
     ]
     header = ("set", "output", "error", "unfused error", "max abs", "p99 abs", "cosine", "max ULP vs unfused")
@@ -147,10 +153,10 @@ def _print(result: dict[str, Any]) -> None:
     found = result["divergence"]
     if found:
         made_by = f", made by rule {found['rule']}" if found["rule"] else ""
-        render.data(f"first difference: {found['op']} `{found['node']}`{made_by}: error {found['error']:.2g}, "
-                    f"allowed {found['tolerance']:.2g} ({found['runs']} runs)")
-    for path in result["repro"]:
-        render.data(f"written: {path}")
+        render.data(f"first difference: `{found['value']}` of {found['op']}{made_by} ({found['cause']}): error "
+                    f"{found['error']:.2g}, allowed {found['tolerance']:.2g}; {found['runs']} session runs")
+    if result["repro"]:
+        render.data(f"written: {result['repro']}")
     render.data(f"status: {result['status']}")
     for line in result["notes"]:
         render.note(f"note: {line}")

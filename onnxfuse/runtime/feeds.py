@@ -249,7 +249,7 @@ def _role(spec: InputSpec) -> str:
         return "total"
     if integer and ("position" in name and "embed" not in name):
         return "positions"
-    if not integer and kind != "b" and re.search(r"past|cache|(^|[._])(key|value)s?($|[._])", name):
+    if not integer and kind != "b" and re.search(r"past|cache|(^|[._])(key|value)s?[._]?\d|\d[._](key|value)s?$", name):
         return "past"
     if integer:
         return "ids" if spec.dims and len(spec.dims) > 1 else "integer"

@@ -40,8 +40,14 @@ class OpTime:
 
 
 def profile(
-    proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, provider: str = "cpu", level: str = "all",
-    base_dir: Path | None = None, runs: int = 20, warmup: int = 3,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    provider: str = "cpu",
+    level: str = "all",
+    base_dir: Path | None = None,
+    runs: int = 20,
+    warmup: int = 3,
 ) -> list[NodeTime]:
     """Run a model under the profiler and return its nodes, slowest first.
 

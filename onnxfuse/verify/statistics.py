@@ -1,111 +1,104 @@
-"""How far one array is from another: absolute, relative, angle, units in the last place."""
+"""How far one tensor is from another, in the numbers that people ask for."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from onnxfuse.errors import UsageError
-
-_MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-_SMALLEST_EXPONENT = {"float64": -1022, "float32": -126, "float16": -14, "bfloat16": -126}
-
-
-@dataclass
-class Difference:
-    """Statistics over all finite elements.
-
-    Attributes:
-        max_abs, mean_abs, p99_abs: of |a − b|.
-        max_rel, p99_rel: of |a − b| / |b|, where b is not tiny (above a millionth of the largest |b|).
-        scaled: max_abs / largest |b|.
-        cosine: of the angle between a and b.
-        max_ulp: of |a − b| in units in the last place of b in a's dtype, where b is not tiny.
-        mismatched_kind: elements of which only one is NaN, or infinite.
-        worst: index and both values of the largest absolute difference.
-    """
-
-    max_abs: float = 0.0
-    mean_abs: float = 0.0
-    p99_abs: float = 0.0
-    max_rel: float = 0.0
-    p99_rel: float = 0.0
-    scaled: float = 0.0
-    cosine: float = 1.0
-    max_ulp: float = 0.0
-    mismatched_kind: int = 0
-    worst: dict[str, Any] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def difference(a: np.ndarray, b: np.ndarray) -> Difference:
-    """Statistics of `a` against the reference `b`, both of one shape."""
-    dtype = "bfloat16" if a.dtype == ml_dtypes.bfloat16 else a.dtype.name
-    x, y = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
-    both = np.isfinite(x) & np.isfinite(y)
-    same = (np.isnan(x) & np.isnan(y)) | (np.isinf(x) & (x == y))
-    result = Difference(mismatched_kind=int(np.count_nonzero(~both & ~same)))
-    if not both.any():
-        return result
-    gap = np.abs(x - y, where=both, out=np.zeros_like(x))
-    magnitude = np.abs(y, where=both, out=np.zeros_like(y))
-    largest = float(magnitude.max())
-    index = int(gap.argmax())
-    result.max_abs = float(gap[index])
-    result.mean_abs = float(gap[both].mean())
-    result.p99_abs = float(np.quantile(gap[both], 0.99))
-    result.scaled = result.max_abs / largest if largest else result.max_abs
-    big = both & (magnitude > largest * 1e-6)
-    if big.any():
-        relative = gap[big] / magnitude[big]
-        result.max_rel = float(relative.max())
-        result.p99_rel = float(np.quantile(relative, 0.99))
-        if dtype in _MANTISSA_BITS:
-            exponent = np.maximum(np.floor(np.log2(magnitude[big])), _SMALLEST_EXPONENT[dtype])
-            result.max_ulp = float((gap[big] / np.exp2(exponent - _MANTISSA_BITS[dtype])).max())
-    norms = float(np.linalg.norm(x[both]) * np.linalg.norm(y[both]))
-    result.cosine = float(np.dot(x[both], y[both]) / norms) if norms else 1.0
-    result.worst = {"index": [int(i) for i in np.unravel_index(index, a.shape)], "value": float(x[index]),
-                    "reference": float(y[index])}
-    return result
+#: Elements below this share of the largest reference value are left out of relative errors: they measure rounding of
+#: sums that cancel, not mistakes.
+RELATIVE_FLOOR = 1e-3
+_BITS = {"float64": (np.int64, 63), "float32": (np.int32, 31), "float16": (np.int16, 15), "bfloat16": (np.int16, 15)}
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """A user's own limits: |a − b| ≤ atol + rtol·|b|, for all outputs and for single ones."""
+class Statistics:
+    """Differences of an output from its reference.
 
-    rtol: dict[str, float]
-    atol: dict[str, float]
+    Attributes:
+        max_abs, mean_abs, p99_abs: absolute differences.
+        max_rel, mean_rel, p99_rel: relative to each element's reference, over elements of at least `RELATIVE_FLOOR` of
+            the largest reference value.
+        cosine: of the angle between both, as flat vectors; 1.0 is the same direction.
+        max_ulp: largest distance in representable numbers of the output's dtype; None for integers.
+        worst: index, value and reference where the absolute difference is largest.
+        non_finite: elements where one is NaN or infinite and the other is not the same.
+        elements: how many there are.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self.rtol or self.atol)
+    max_abs: float
+    mean_abs: float
+    p99_abs: float
+    max_rel: float
+    mean_rel: float
+    p99_rel: float
+    cosine: float
+    max_ulp: int | None
+    worst: dict[str, Any] | None
+    non_finite: int
+    elements: int
 
-    def violations(self, name: str, a: np.ndarray, b: np.ndarray) -> int:
-        """How many elements are off (NaN and infinities must be the same)."""
-        rtol = self.rtol.get(name, self.rtol.get("", 0.0))
-        atol = self.atol.get(name, self.atol.get("", 0.0))
-        close = np.isclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=atol, equal_nan=True)
-        return int(close.size - np.count_nonzero(close))
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def parse_limits(texts: tuple[str, ...], outputs: list[str], option: str) -> dict[str, float]:
-    """`1e-3` for all outputs ("" in the result), `name:1e-3` for one.
+def statistics(found: np.ndarray, reference: np.ndarray) -> Statistics:
+    """Compare two arrays of one shape, in float64.
 
     Raises:
-        UsageError: not a number, or no such output.
+        ValueError: the shapes differ.
     """
-    limits: dict[str, float] = {}
-    for text in texts:
-        name, _, number = text.rpartition(":")
-        try:
-            limits[name] = float(number)
-        except ValueError:
-            raise UsageError(f"`{text}` is no value for {option}", hint="write 1e-3, or output:1e-3") from None
-        if name and name not in outputs:
-            raise UsageError(f"there is no output `{name}`", hint=f"the model has {', '.join(outputs)}")
-    return limits
+    if found.shape != reference.shape:
+        raise ValueError(f"shape {list(found.shape)} against {list(reference.shape)}")
+    if found.size == 0:
+        return Statistics(0, 0, 0, 0, 0, 0, 1.0, 0, None, 0, 0)
+    a, b = found.astype(np.float64), reference.astype(np.float64)
+    both = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(invalid="ignore"):
+        same_kind = (np.isnan(a) & np.isnan(b)) | (a == b)
+    difference = np.zeros(a.shape)
+    np.subtract(a, b, out=difference, where=both)
+    absolute = np.abs(difference)
+    absolute[~both & ~same_kind] = np.inf
+    index = np.unravel_index(int(np.argmax(absolute)), absolute.shape)
+    counted = absolute[both] if both.any() else np.zeros(1)
+    magnitude = np.abs(b[both]) if both.any() else np.zeros(1)
+    large = magnitude >= max(RELATIVE_FLOOR * magnitude.max(initial=0.0), np.finfo(np.float64).tiny)
+    relative = counted[large] / magnitude[large] if large.any() else np.zeros(1)
+    return Statistics(
+        max_abs=float(absolute.max()),
+        mean_abs=float(counted.mean()),
+        p99_abs=float(np.quantile(counted, 0.99)),
+        max_rel=float(relative.max()),
+        mean_rel=float(relative.mean()),
+        p99_rel=float(np.quantile(relative, 0.99)),
+        cosine=_cosine(a[both], b[both]),
+        max_ulp=_ulp(found, reference, both),
+        worst={"index": [int(i) for i in index], "value": float(a[index]), "reference": float(b[index])},
+        non_finite=int(np.count_nonzero(~both & ~same_kind)),
+        elements=found.size,
+    )
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    if norms == 0:
+        return 1.0 if not a.any() and not b.any() else 0.0
+    return float(np.clip(np.dot(a, b) / norms, -1.0, 1.0))
+
+
+def _ulp(found: np.ndarray, reference: np.ndarray, both: np.ndarray) -> int | None:
+    name = found.dtype.name
+    if name not in _BITS or not both.any():
+        return None if name not in _BITS else 0
+    rounded = reference.astype(found.dtype)
+    a, b = (_ordered(array[both], *_BITS[name]) for array in (found, rounded))
+    return int(np.abs(a - b).max())
+
+
+def _ordered(array: np.ndarray, bits: type, sign: int) -> np.ndarray:
+    """Integers in the order of the floats they stand for, one apart (Python ints for float64: no overflow)."""
+    raw = np.ascontiguousarray(array).view(bits).astype(object if bits is np.int64 else np.int64)
+    return np.where(raw < 0, -(raw + (1 << sign)), raw)

@@ -1,0 +1,127 @@
+"""A verifier passes a faithful rewrite and fails a wrong one, on models of real exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnxfuse.errors import InputDataError, VerificationError
+from onnxfuse.runtime import archive
+from onnxfuse.verify import Verifier
+from onnxfuse.verify.check import narrowest
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def load(name: str) -> onnx.ModelProto:
+    return onnx.load(MODELS / f"{name}.onnx")
+
+
+def changed(proto: onnx.ModelProto, change: Callable[[np.ndarray], np.ndarray], rank: int = 2) -> onnx.ModelProto:
+    """A copy in which one big weight is another."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    biggest = max((t for t in copy.graph.initializer if len(t.dims) == rank), key=lambda t: len(t.raw_data))
+    array = numpy_helper.to_array(biggest)
+    biggest.CopyFrom(numpy_helper.from_array(change(array.astype(np.float32)).astype(array.dtype), biggest.name))
+    return copy
+
+
+@pytest.mark.parametrize(("name", "oracle"), [
+    ("llama-dyn20-f32-sdpa-tf5", "float64"), ("qwen2-past-dyn20-f16-eager", "float32"),
+    ("vit-dyn18-f32-sdpa", "float64"), ("gpt2-past-dyn18-f32-sdpa", "float64"),
+])
+def test_the_model_itself_passes_and_a_changed_one_fails(name: str, oracle: str) -> None:
+    proto = load(name)
+    verifier = Verifier(proto)
+    verdict = verifier.check(proto)
+    assert verdict.status == "passed" and verdict.oracle == oracle and len(verdict.sets) >= 4
+    assert verdict.outputs and all(o["error"] <= o["tolerance"] for o in verdict.outputs)
+    wrong = verifier.check(changed(proto, lambda w: w * 1.01))
+    assert wrong.status == "failed" and wrong.failing and wrong.problems
+
+
+def test_bfloat16_is_compared_in_float32() -> None:
+    proto = load("llama-ts17-f16-eager")
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT16:
+            array = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.helper.make_tensor(
+                tensor.name, onnx.TensorProto.BFLOAT16, tensor.dims, array.reshape(-1)))
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT16:
+                attribute.i = onnx.TensorProto.BFLOAT16
+            elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == onnx.TensorProto.FLOAT16:
+                array = numpy_helper.to_array(attribute.t).astype(np.float32)
+                attribute.t.CopyFrom(onnx.helper.make_tensor(
+                    attribute.t.name, onnx.TensorProto.BFLOAT16, attribute.t.dims, array.reshape(-1)))
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    assert narrowest(proto) == "bfloat16"
+    verifier = Verifier(proto)
+    verdict = verifier.check(proto)
+    assert verdict.status == "structure-only" and verdict.ok
+    assert any("float32" in note for note in verdict.notes)
+    assert verifier.check(changed(proto, lambda w: w * 1.5)).status == "failed"
+
+
+def test_a_left_padding_error_is_seen() -> None:
+    """The mask of row 1 is dropped; right padding under a causal mask would not show it."""
+    proto = load("llama-dyn20-f32-sdpa-tf5")
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(proto)
+    ones = onnx.helper.make_node("Mul", ["attention_mask", "zero_"], ["masked_"])
+    add = onnx.helper.make_node("Add", ["masked_", "one_"], ["all_ones_"])
+    for node in wrong.graph.node:
+        for index, name in enumerate(node.input):
+            if name == "attention_mask":
+                node.input[index] = "all_ones_"
+    wrong.graph.node.insert(0, add)
+    wrong.graph.node.insert(0, ones)
+    wrong.graph.initializer.append(numpy_helper.from_array(np.array(0), "zero_"))
+    wrong.graph.initializer.append(numpy_helper.from_array(np.array(1), "one_"))
+    verdict = Verifier(proto).check(wrong)
+    assert verdict.status == "failed"
+    assert "left padding" in verdict.failing
+
+
+def test_missing_outputs_and_models_that_do_not_load() -> None:
+    proto = load("vit-dyn18-f32-sdpa")
+    verifier = Verifier(proto, limit=1)
+    less = onnx.ModelProto()
+    less.CopyFrom(proto)
+    del less.graph.output[-1]
+    if less.graph.output:
+        assert "is missing" in verifier.check(less).problems[0]
+    broken = onnx.ModelProto()
+    broken.CopyFrom(proto)
+    broken.graph.node[0].op_type = "NoSuchOp"
+    assert verifier.check(broken).status == "failed"
+    assert verifier.check(broken, must_run=False).status == "unverified"
+
+
+def test_given_inputs(tmp_path: Path) -> None:
+    proto = load("llama-dyn20-f32-sdpa-tf5")
+    verifier = Verifier(proto, inputs=MODELS / "llama-dyn20-f32-sdpa-tf5.npz")
+    assert [s.feeds["input_ids"].shape for s in verifier.sets] == [(2, 7), (3, 12)]
+    assert verifier.check(proto).status == "passed"
+    bad = tmp_path / "bad.npz"
+    archive.save_npz(bad, [{"input_ids": np.full((1, 3), 10**6), "attention_mask": np.ones((1, 3), np.int64)}])
+    with pytest.raises(InputDataError, match="refuses the inputs"):
+        Verifier(proto, inputs=bad)
+
+
+def test_an_original_that_does_not_run() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "nowhere": 1]> g (float[n] x) => (float[n] y)
+        { y = nowhere.Something (x) }"""
+    )
+    with pytest.raises(VerificationError, match="original model does not run"):
+        Verifier(proto)
