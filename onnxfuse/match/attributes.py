@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -75,7 +76,27 @@ def lookup(node: Node, name: str, opset: int) -> Any:
         if consts.size_of(given) > 1024:
             return DYNAMIC
         return consts.array(given).tolist()
+    implied = _IMPLIED.get((domain, node.op, name))
+    if implied is not None:
+        return implied(node)
     return default_of(node.op, domain, name, opset)
+
+
+def _slice_axes(node: Node) -> Any:
+    shape = shape_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return list(range(shape[0])) if shape is not None and isinstance(shape[0], int) else MISSING
+
+
+def _slice_steps(node: Node) -> Any:
+    axes = _slice_axes(node)
+    return axes if axes is MISSING else [1] * len(axes)
+
+
+#: What an omitted optional input means, where the schema says it in prose only.
+_IMPLIED: dict[tuple[str, str, str], Callable[[Node], Any]] = {
+    ("", "Slice", "axes"): _slice_axes,
+    ("", "Slice", "steps"): _slice_steps,
+}
 
 
 def plain(value: Any) -> Any:

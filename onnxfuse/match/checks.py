@@ -219,7 +219,9 @@ def _hidden(search: Search, value: Value, pattern_name: str) -> bool:
     if not outside and not is_output:
         search.passed += 1
         return True
-    name = next((n for n, bound in env.items() if bound is value and type(n) is str), pattern_name)
+    name = pattern_name
+    if env.get(name) is not value:
+        name = next((n for n, bound in env.items() if bound is value and type(n) is str), pattern_name)
     # An absent optional node shares its value with its operand; the name that may be shared counts.
     allowed = next((search.program.spec.shared[n] for n, bound in env.items()
                     if bound is value and type(n) is str and n in search.program.spec.shared), None)  # fmt: skip
