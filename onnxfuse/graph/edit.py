@@ -130,7 +130,7 @@ def remove_dead(graph: Graph) -> int:
             if any(id(v) in outputs or v.outputs for v in node.outputs):
                 continue
             dead.append(node)
-            _disconnect(node)
+            disconnect(node)
         if not dead:
             return removed_total
         gone = set(dead)
@@ -138,10 +138,11 @@ def remove_dead(graph: Graph) -> int:
         removed_total += len(dead)
 
 
-def _disconnect(node: Node) -> None:
+def disconnect(node: Node) -> None:
+    """Clear what a node reads and makes, and what the nodes of its subgraphs do."""
     for inner in view.subgraphs(node):
         for inner_node in inner.nodes:
-            _disconnect(inner_node)
+            disconnect(inner_node)
     node.inputs.clear()
     node.outputs.clear()
 

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from onnxfuse.graph import edit, view
-from onnxfuse.graph.canonicalize import duplicates, folding, linear, operands, redundant, reshapes, sizes, targets, transposes
+from onnxfuse.graph.canonicalize import (
+    conditionals,
+    duplicates,
+    folding,
+    linear,
+    operands,
+    redundant,
+    reshapes,
+    sizes,
+    targets,
+    transposes,
+)
 from onnxfuse.graph.canonicalize.scope import Scope
 from onnxfuse.graph.shapes import Inference
 
@@ -44,6 +55,7 @@ PASSES: dict[str, Pass] = {
     "filled-operands": operands.filled_operands,
     "neutral-operands": operands.remove_neutral,
     "known-conditions": operands.known_conditions,
+    "known-branches": conditionals.inline_known_branches,
 }
 
 #: Rounds are bounded, in case two passes should ever undo each other's work.
