@@ -165,7 +165,9 @@ def run_case(
 
 def _reference(subject: Subject, feeds: Mapping[str, np.ndarray], provider: str) -> dict[str, np.ndarray]:
     halves = {"float16", "bfloat16"}
-    wide = any(onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name in halves for t in subject.proto.graph.initializer)
+    wide = any(
+        onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name in halves for t in subject.proto.graph.initializer
+    )
     if wide or any(v.dtype.name in halves for v in feeds.values()):
         runner = oracle.runner(subject.proto, "float32", provider, base_dir=subject.base_dir)
         return runner.run(oracle.cast_feeds(feeds, "float32"))

@@ -14,25 +14,45 @@ from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 
 @click.command("bench")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…")
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="Execution provider.")
+@click.option(
+    "--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider."
+)
 @click.option("--target", metavar="TARGET", help="Target to fuse for when one MODEL is given; default: the provider.")
 @sizes.shapes_option
 @click.option("--inputs", metavar="FILE.npz", help="Input values instead of generated ones.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of generated values.")
 @click.option("--cuda-graph", is_flag=True, help="Replay each form as one CUDA graph.")
 @click.option("--unoptimized", is_flag=True, help="Also time the first model without ONNX Runtime's optimizations.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=5.0, show_default=True, help="Time to measure per case.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.01), default=5.0, show_default=True, help="Time to measure per case."
+)
 @click.option("--profile", is_flag=True, help="Also show time per op, from ONNX Runtime's profiler.")
-@click.option("--nodes", type=click.IntRange(0), default=0, metavar="N",
-              help="With --profile: also the N slowest nodes of each form.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="With --profile: also the N slowest nodes of each form.",
+)
 @click.option("--rtol", type=click.FloatRange(0), help="Allowed difference over the largest value; default by dtype.")
 @options.json_option
 @options.verbosity_options
 def bench_command(
-    models: tuple[str, ...], provider: str, target: str | None, shape_texts: tuple[str, ...], inputs: str | None,
-    seed: int, cuda_graph: bool, unoptimized: bool, seconds: float, profile: bool, nodes: int, rtol: float | None,
-    as_json: bool, quiet: bool, verbose: int,
+    models: tuple[str, ...],
+    provider: str,
+    target: str | None,
+    shape_texts: tuple[str, ...],
+    inputs: str | None,
+    seed: int,
+    cuda_graph: bool,
+    unoptimized: bool,
+    seconds: float,
+    profile: bool,
+    nodes: int,
+    rtol: float | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
 ) -> int:
     """Time models against each other; correctness comes first, what is wrong is not timed.
 
@@ -60,6 +80,7 @@ def bench_command(
     bar = counter.Counter("measuring", enabled=not quiet)
     with bar:
         for number, feeds in enumerate(cases):
+
             def progress(done: int, total: int, number: int = number) -> None:
                 bar(number * total + done, len(cases) * total)
 
@@ -129,12 +150,16 @@ def _print(case: Any, profiled: bool, nodes: int) -> None:
             continue
         relative = f"{s.ratio.value:.3f} ({s.ratio.low:.3f} to {s.ratio.high:.3f})" if s.ratio else "1 (baseline)"
         spread = f"{s.samples.quantile(0.2) * 1e3:.3f} to {s.samples.quantile(0.8) * 1e3:.3f}"
-        rows.append((s.name, f"{s.samples.median * 1e3:.3f}", spread, len(s.samples.seconds), relative, f"{s.error:.1e}"))
+        rows.append(
+            (s.name, f"{s.samples.median * 1e3:.3f}", spread, len(s.samples.seconds), relative, f"{s.error:.1e}")
+        )
     render.data(render.table(rows, ("form", "median ms", "20% to 80%", "runs", "time / baseline", "error")))
     for s in case.subjects:
         if profiled and s.nodes:
             render.data(f"\n{s.name}: milliseconds per op")
-            render.data(render.table([(o.op, o.count, o.milliseconds) for o in by_op(s.nodes)[:12]], ("op", "nodes", "ms")))
+            render.data(
+                render.table([(o.op, o.count, o.milliseconds) for o in by_op(s.nodes)[:12]], ("op", "nodes", "ms"))
+            )
             if nodes:
                 rows = [(n.node, n.op, n.milliseconds, n.output) for n in s.nodes[:nodes]]
                 render.data(render.table(rows, ("node", "op", "ms", "output")))

@@ -55,7 +55,9 @@ def _print(found) -> None:  # type: ignore[no-untyped-def]
     for title, rows in (("block", found.blocks), ("op", found.ops)):
         if rows:
             render.data("")
-            render.data(render.table([(name, a, b, f"{b - a:+d}") for name, a, b in rows], (title, "before", "after", "")))
+            render.data(
+                render.table([(name, a, b, f"{b - a:+d}") for name, a, b in rows], (title, "before", "after", ""))
+            )
     if found.regions:
         render.data("\nchanged regions:")
     for region in found.regions:

@@ -25,6 +25,8 @@ _PLUMBING = frozenset({
     "Constant", "ConstantOfShape", "Range", "Pad", "Trilu", "Where", "Dropout",
 })  # fmt: skip
 _FLOATS = frozenset({"float32", "float16", "bfloat16", "float64", None})
+#: Whole-number attributes worth showing.
+_TELLING = frozenset({"num_heads", "kv_num_heads", "q_num_heads", "is_causal", "unidirectional", "do_rotary"})
 #: A layer has at least so many main ops; shorter repetitions (three equal projections) are not layers.
 _SHORTEST_LAYER = 2
 _LONGEST_LAYER = 120
@@ -146,9 +148,8 @@ def _note(node: NodeProto) -> str:
             text = value.decode(errors="replace")
             if text not in ("none", "NK", "KN", "NOTSET") and attribute.name != "layout":
                 shown.append(f"{attribute.name} {text}")
-        elif attribute.name in ("num_heads", "kv_num_heads", "q_num_heads", "is_causal", "unidirectional", "do_rotary"):
-            if value:
-                shown.append(f"{attribute.name} {value}")
+        elif attribute.name in _TELLING and value:
+            shown.append(f"{attribute.name} {value}")
     if node.domain == FUSED_DOMAIN:
         operands = ("x", "weight", "bias", "residual") if node.op_type == "Linear" else ("x", "weight", "bias")
         shown += [f"+ {name}" for name, given in zip(operands, node.input, strict=False) if given][2:]

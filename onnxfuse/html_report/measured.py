@@ -89,7 +89,9 @@ def _case(case: Mapping[str, Any]) -> Html:
         shown = f"{1 / ratio['value']:.2f}×" if ratio else "1.00×"
         width = 100 * subject["median_ms"] / largest if largest else 0
         kind = "bar new" if subject["name"] == "onnxfuse" else "bar"
-        label = join([f"{milliseconds(subject['median_ms'])} ", tag("span", f"±{50 * subject['spread']:.0f}%", cls="quiet")])
+        label = join(
+            [f"{milliseconds(subject['median_ms'])} ", tag("span", f"±{50 * subject['spread']:.0f}%", cls="quiet")]
+        )
         rows.append((name, label, Html(f'<span class="{kind}" style="width:{width:.1f}%"></span>'), shown))
     return table(("form", "time", "", "speed"), rows, numeric=(3,))
 
@@ -111,8 +113,11 @@ def _by_op(case: Mapping[str, Any]) -> Html:
             mono(op), _share(old), _share(new),
             tag("div", bars(old["milliseconds"] if old else 0, new["milliseconds"] if new else 0, largest), cls="bars"),
         ))  # fmt: skip
-    return tag("details", tag("summary", "Time by operation, before and after"),
-               table(("operation", "before", "after", ""), rows, numeric=(1, 2)))
+    return tag(
+        "details",
+        tag("summary", "Time by operation, before and after"),
+        table(("operation", "before", "after", ""), rows, numeric=(1, 2)),
+    )
 
 
 def _share(row: Mapping[str, Any] | None) -> str:

@@ -89,7 +89,9 @@ def _tiles(content: Content) -> Html:
             )
         )
         tiles.append(
-            _tile(f"{amount(content.after['bytes'], 'B')}", f"memory traffic, was {amount(content.before['bytes'], 'B')}")
+            _tile(
+                f"{amount(content.after['bytes'], 'B')}", f"memory traffic, was {amount(content.before['bytes'], 'B')}"
+            )
         )
     return tag("section", *tiles, cls="tiles")
 

@@ -28,7 +28,9 @@ def blocks(report: Mapping[str, Any]) -> Html:
         tag("p", mono(e["op"]), f" ×{e['count']} taken apart: {e['reason']}", cls="quiet")
         for e in report.get("lowering", {}).get("taken_apart", ())
     ]
-    return tag("section", tag("h2", "Blocks"), table(("block", "found", "on this target"), rows, numeric=(1,)), *reasons)
+    return tag(
+        "section", tag("h2", "Blocks"), table(("block", "found", "on this target"), rows, numeric=(1,)), *reasons
+    )
 
 
 def fusions(report: Mapping[str, Any]) -> Html:
@@ -44,7 +46,9 @@ def layers(groups: Sequence[Group], misses: Sequence[Miss]) -> Html:
         return Html("")
     cards = [_layer(group, index, groups, _by_value(misses)) for index, group in enumerate(groups)]
     legend = tag(
-        "p", "Main operations in order, with output shapes. Green: fused. Amber: a rule nearly matched here.", cls="quiet"
+        "p",
+        "Main operations in order, with output shapes. Green: fused. Amber: a rule nearly matched here.",
+        cls="quiet",
     )
     return tag("section", tag("h2", "The model, block by block"), legend, *cards)
 
@@ -103,7 +107,11 @@ def missed(misses: Sequence[Miss], report: Mapping[str, Any]) -> Html:
     if not misses:
         return Html("")
     cards = [_miss(m) for m in misses[:12]]
-    rest = [tag("details", tag("summary", f"{len(misses) - 12} more"), *map(_miss, misses[12:60]))] if len(misses) > 12 else []
+    rest = (
+        [tag("details", tag("summary", f"{len(misses) - 12} more"), *map(_miss, misses[12:60]))]
+        if len(misses) > 12
+        else []
+    )
     intro = tag("p", "Rules that matched almost, with the constraint that stopped them.", cls="quiet")
     return tag("section", tag("h2", "Missed, and why"), intro, *cards, *rest)
 

@@ -58,8 +58,10 @@ td .mono { overflow-wrap: break-word; }
 .step .what { overflow-wrap: anywhere; }
 .step .shape { color: var(--quiet); font-size: .82rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .step .why { grid-column: 1 / -1; font-size: .85rem; color: var(--warn); overflow-wrap: anywhere; }
-.miss { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: .7rem .9rem; margin: .6rem 0; }
-.miss dl { display: grid; grid-template-columns: 5.5rem minmax(0, 1fr); gap: .15rem .5rem; margin: .4rem 0 0; font-size: .9rem; }
+.miss { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: .7rem .9rem;
+  margin: .6rem 0; }
+.miss dl { display: grid; grid-template-columns: 5.5rem minmax(0, 1fr); gap: .15rem .5rem; margin: .4rem 0 0;
+  font-size: .9rem; }
 .miss dt { color: var(--quiet); } .miss dd { margin: 0; overflow-wrap: anywhere; }
 details > summary { cursor: pointer; padding: .4rem 0; color: var(--accent); }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }

@@ -57,7 +57,11 @@ def _attention_types(
         return
     if op == "MultiHeadAttention":
         value = inputs[2] if len(inputs) > 2 else None
-        hidden = value.shape[-1] if value is not None and value.shape is not None and len(value.shape) == 3 else query.shape[-1]
+        hidden = (
+            value.shape[-1]
+            if value is not None and value.shape is not None and len(value.shape) == 3
+            else query.shape[-1]
+        )
         result[0] = TensorType(query.dtype, (batch, length, hidden))
         return
     key_heads = int(attrs.get("kv_num_heads", heads))

@@ -20,8 +20,24 @@ _METADATA = frozenset({"Shape", "Size"})
 _SPARSE_READERS = frozenset({"Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Embedding", "Tile"})
 #: Ops that move values and compute nothing.
 _MOVERS = _SPARSE_READERS | {
-    "Cast", "CastLike", "Concat", "ConstantOfShape", "Constant", "DepthToSpace", "EyeLike", "OneHot", "Pad", "Range",
-    "ReverseSequence", "ScatterElements", "ScatterND", "SpaceToDepth", "Transpose", "Trilu", "NonZero", "Compress",
+    "Cast",
+    "CastLike",
+    "Concat",
+    "ConstantOfShape",
+    "Constant",
+    "DepthToSpace",
+    "EyeLike",
+    "OneHot",
+    "Pad",
+    "Range",
+    "ReverseSequence",
+    "ScatterElements",
+    "ScatterND",
+    "SpaceToDepth",
+    "Transpose",
+    "Trilu",
+    "NonZero",
+    "Compress",
 }
 #: Operations per output element, counted as a vectorized library spends them.
 _PER_ELEMENT = {

@@ -205,9 +205,7 @@ def node_cost(node: NodeProto, sizes: Sizes) -> Cost | None:
             return op.cost(inputs, op.attributes_of(node))
         except OnnxfuseError:
             return None
-    attrs = {
-        a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != AttributeProto.UNDEFINED
-    }
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != AttributeProto.UNDEFINED}
     domain = "" if node.domain == "ai.onnx" else node.domain
     return costs.of_standard_op(node.op_type, domain, inputs, outputs, attrs)
 

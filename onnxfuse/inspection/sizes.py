@@ -28,6 +28,7 @@ _TRACKED_ELEMENTS = 256
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 _TRACKED_DTYPES = frozenset({"int64", "int32", "bool", "float32"})
 
+
 @dataclass
 class Sizes:
     """Types by value name (`types`), the numbers behind small tensors (`values`), and the branches of If that these
@@ -68,13 +69,17 @@ def bind(model: ModelProto, shapes: Mapping[str, Sequence[int]], dims: Mapping[s
             raise InputDataError(f"input `{name}` has rank {len(declared)}, not `{len(shape)}`")
         for dim, size in zip(declared, shape, strict=True):
             if dim.HasField("dim_value") and dim.dim_value not in (size, 0):
-                raise InputDataError(f"input `{name}`: `{list(shape)}` does not fit, one size is fixed to {dim.dim_value}")
+                raise InputDataError(
+                    f"input `{name}`: `{list(shape)}` does not fit, one size is fixed to {dim.dim_value}"
+                )
             if dim.dim_param and bound.setdefault(dim.dim_param, int(size)) != size:
                 raise InputDataError(f"dim `{dim.dim_param}` is given as both `{bound[dim.dim_param]}` and `{size}`")
     known = [d.dim_param for i in inputs.values() for d in i.type.tensor_type.shape.dim if d.dim_param]
     for name, size in dims.items():
         if name not in known:
-            raise InputDataError(f"the model has no dim `{name}`", hint=f"its dims are {', '.join(dict.fromkeys(known))}")
+            raise InputDataError(
+                f"the model has no dim `{name}`", hint=f"its dims are {', '.join(dict.fromkeys(known))}"
+            )
         bound.setdefault(name, int(size))
     for name in known:
         if name not in bound and "+" not in name:
@@ -227,7 +232,9 @@ class _Inference:
             return unknown
         return [_from_proto(result[n]) if n in result else TensorType() for n in node.output]
 
-    def _control_flow(self, node: NodeProto, attributes: Mapping[str, AttributeProto], sizes: Sizes) -> list[TensorType]:
+    def _control_flow(
+        self, node: NodeProto, attributes: Mapping[str, AttributeProto], sizes: Sizes
+    ) -> list[TensorType]:
         """Sizes inside the branches and bodies (values share one table: names are unique in a model's scopes), and
         the outputs as the first subgraph gives them."""
         outputs: list[TensorType] = []
@@ -274,7 +281,9 @@ def _as_model(node: NodeProto, sizes: Sizes, imports: list[Any]) -> ModelProto:
     for name in dict.fromkeys(node.input):
         if name:
             array = sizes.values[name]
-            inputs.append(onnx.helper.make_tensor_value_info(name, onnx_of(name_of(array.dtype) or "int64"), array.shape))
+            inputs.append(
+                onnx.helper.make_tensor_value_info(name, onnx_of(name_of(array.dtype) or "int64"), array.shape)
+            )
     outputs = [onnx.ValueInfoProto(name=n) for n in node.output if n]
     return onnx.helper.make_model(onnx.helper.make_graph([node], "one", inputs, outputs), opset_imports=imports)
 

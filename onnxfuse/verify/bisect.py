@@ -134,7 +134,7 @@ def bisect(
 ) -> Divergence | None:
     """The first place where the fused model departs from the original on these inputs; None if it does not.
 
-    Takes three session runs for a model of up to `PROBES_PER_ROUND` fused nodes (fused, unfused, oracle), three more
+    Takes three session runs for a model of up to `PROBES_PER_ROUND` common values (fused, unfused, oracle), three more
     for each factor of `PROBES_PER_ROUND` beyond, and at most two for the node alone.
 
     Args:
@@ -149,7 +149,7 @@ def bisect(
     """
     search = _Search(base, fused, feeds, dtype, provider, base_dir, fused_dir, custom_ops)
     producers = {name: node for node in fused.graph.node for name in node.output if name}
-    candidates = _candidates(search.base, fused, producers)
+    candidates = _candidates(search)
     outputs = [o.name for o in fused.graph.output if o.name in {x.name for x in base.graph.output}]
     if not candidates and not outputs:
         raise VerificationError("the models have no inner value in common", hint="bisect a file that optimize wrote")
@@ -167,18 +167,11 @@ def bisect(
     return divergence
 
 
-def _candidates(base: ModelProto, fused: ModelProto, producers: Mapping[str, NodeProto]) -> list[str]:
-    """Values in both models whose makers differ, in the fused model's order."""
-    original = {name: node for node in base.graph.node for name in node.output if name}
-    found = []
-    for name in made_values(fused):
-        if name in original and not _same_op(original[name], producers[name]):
-            found.append(name)
-    return found
-
-
-def _same_op(a: NodeProto, b: NodeProto) -> bool:
-    return (a.domain or "ai.onnx", a.op_type) == (b.domain or "ai.onnx", b.op_type) and a.input == b.input
+def _candidates(search: _Search) -> list[str]:
+    """Float values that both main graphs compute, in the fused model's order."""
+    theirs, ours = search.base_types, search.fused_types
+    made = {name for name in made_values(search.base) if theirs.get(name) in oracle.FLOATS}
+    return [n for n in made_values(search.fused) if n in made and ours.get(n, theirs[n]) in oracle.FLOATS]
 
 
 def _first_wrong(

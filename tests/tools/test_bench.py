@@ -93,8 +93,9 @@ def test_difference() -> None:
 
 def test_variants_take_turns() -> None:
     order: list[str] = []
-    found = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, warmup=1,
-                        min_rounds=4)
+    found = interleaved(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, warmup=1, min_rounds=4
+    )
     assert order == ["a", "b", "a", "b", "b", "a", "a", "b", "b", "a"]
     assert [len(s.seconds) for s in found.values()] == [4, 4]
 

@@ -139,8 +139,9 @@ def test_sizes_that_do_not_fit_are_refused(shapes: dict, dims: dict, message: st
     ],
 )
 def test_flops(op: str, domain: str, inputs: list, outputs: list, attrs: dict, flops: int) -> None:
-    cost = of_standard_op(op, domain, [TensorType("float32", s) for s in inputs],
-                          [TensorType("float32", s) for s in outputs], attrs)
+    cost = of_standard_op(
+        op, domain, [TensorType("float32", s) for s in inputs], [TensorType("float32", s) for s in outputs], attrs
+    )
     assert cost is not None and cost.flops == flops
 
 
