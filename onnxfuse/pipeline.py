@@ -12,11 +12,13 @@ from typing import Any
 
 import onnx
 
-from onnxfuse import blocks, rules
+from onnxfuse import blocks, quirks, rules
 from onnxfuse.errors import RuntimeMissingError, UsageError
-from onnxfuse.graph import canonicalize, shapes, view
+from onnxfuse.graph import canonicalize, edit, shapes, view
 from onnxfuse.graph import model as models
 from onnxfuse.lower.lower import lower
+from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, TensorType
+from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.rewrite import driver
 from onnxfuse.rules.loading import RuleSet
@@ -169,6 +171,8 @@ def build(
         )
         result.lowering = report.to_json()
         result.blocks_lowered = blocks.count(model)
+    if options.stop_after in ("canonicalize", "lower"):
+        quirks.settle(model)
     clock.end()
     return result
 
@@ -193,6 +197,39 @@ def library_exists() -> bool:
 def count_nodes(model: models.Model) -> int:
     """Nodes that compute something: all graphs, without constants."""
     return sum(1 for graph in view.all_graphs(model.graph) for node in graph.nodes if node.op != "Constant")
+
+
+def value_types(model: models.Model) -> dict[str, TensorType]:
+    """Dtype and shape of every value by name, as far as inference tells."""
+    types = {}
+    for graph in model.graphs():
+        for value in [*graph.inputs, *(v for node in graph.nodes for v in (*node.inputs, *node.outputs))]:
+            if value.name and value.name not in types:
+                types[value.name] = emit.tensor_type(value)
+    return types
+
+
+def expand_fused(model: models.Model) -> int:
+    """Replace every op of our domains by its function body, in place; returns how many there were.
+
+    Raises:
+        OpError: the model's opset is too old for a body.
+    """
+    shapes.infer(model)
+    expanded = 0
+    for graph in list(model.graphs()):
+        emitter = emit.Emitter(model, graph)
+        for node in list(graph.nodes):
+            if view.domain(node) in (FUSED_DOMAIN, STD_DOMAIN):
+                emitter.expand(node)
+                expanded += 1
+            else:
+                emitter.keep(node)
+        graph.nodes[:] = emitter.nodes
+        edit.remove_dead(graph)
+    for domain in (FUSED_DOMAIN, STD_DOMAIN):
+        model.opsets.pop(domain, None)
+    return expanded
 
 
 class _Clock:

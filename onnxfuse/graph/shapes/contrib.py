@@ -109,7 +109,8 @@ def _multi_head_attention(call: Call) -> None:
         value_width = value[2] if len(value) == 3 else value[1] * value[3]
     call.set(0, None, (batch, length, value_width))
     for index, width in ((1, hidden), (2, value_width)):
-        call.set(index, None, (batch, heads, call.fresh(1, 2), width // heads))
+        if len(call.outputs) > 1:  # both share a length
+            call.set(index, None, (batch, heads, call.fresh(1, 2), width // heads))
 
 
 @of_ops("Attention", "QAttention", domain=MICROSOFT)
