@@ -247,7 +247,7 @@ class _Job:
                 break
             for rule, sites in found:
                 reverted.append({"rule": rule, "sites": sites, "problem": verdict.problems[0]})
-                options = options.without([rule]) if sites is None else options.without(exclude_nodes=sites)
+                options = options.without([rule]) if sites is None else options.without(exclude_sites=[(rule, s) for s in sites])
             built = self.build(options)
             verdict = self.check(verifier, built, base_dir)
         return built, verdict, reverted
@@ -272,8 +272,8 @@ class _Job:
         for rule in offenders.offenders(order, breaks_with):
             sites = [a.root for a in built.applied if a.rule == rule]
 
-            def breaks_at(active: Any, sites: list[str] = sites) -> bool:
-                return breaks(options.without(exclude_nodes=[s for s in sites if s not in active]))
+            def breaks_at(active: Any, rule: str = rule, sites: list[str] = sites) -> bool:
+                return breaks(options.without(exclude_sites=[(rule, s) for s in sites if s not in active]))
 
             wrong = sites
             if len(sites) > 1 and not breaks_at([]):

@@ -43,6 +43,7 @@ class Options:
         builtin: whether the built-in rules take part.
         disable: ids of rules that do not.
         exclude_nodes: names of nodes (or of their outputs) that no rule may touch.
+        exclude_sites: single applications to leave out: (rule, name of the first output).
         stop_after: one of `STAGES`.
     """
 
@@ -51,10 +52,11 @@ class Options:
     builtin: bool = True
     disable: frozenset[str] = frozenset()
     exclude_nodes: frozenset[str] = frozenset()
+    exclude_sites: frozenset[tuple[str, str]] = frozenset()
     stop_after: str = "lower"
 
-    def without(self, disable: Iterable[str] = (), exclude_nodes: Iterable[str] = ()) -> Options:
-        return replace(self, disable=self.disable | set(disable), exclude_nodes=self.exclude_nodes | set(exclude_nodes))
+    def without(self, disable: Iterable[str] = (), exclude_sites: Iterable[tuple[str, str]] = ()) -> Options:
+        return replace(self, disable=self.disable | set(disable), exclude_sites=self.exclude_sites | set(exclude_sites))
 
 
 @dataclass
@@ -180,7 +182,7 @@ def build(
 def _apply(result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any) -> None:
     report = driver.run(
         result.model, ruleset, stage, str(options.target), disable=options.disable,
-        exclude_nodes=options.exclude_nodes, tracer=tracer,
+        exclude_nodes=options.exclude_nodes, exclude_sites=options.exclude_sites, tracer=tracer,
     )
     result.applied.extend(report.applied)
 

@@ -114,7 +114,7 @@ class Emitter:
             OpError: the opset is too old for the body, or the dtype is not known.
         """
         definition = registry.get(view.domain(node), node.op)
-        types = [None if v is None else _tensor_type(v) for v in (operand(node, i) for i in range(len(node.inputs)))]
+        types = [None if v is None else tensor_type(v) for v in (operand(node, i) for i in range(len(node.inputs)))]
         attrs = dict(node.attrs)
         names = {v.name: v for v in [*node.inputs, *node.outputs] if v.name}
         prefix = self.model.names.fresh(f"{node.outputs[0].name}_x") + "_"
@@ -145,7 +145,8 @@ def _trimmed(values: Sequence[Value | None]) -> list[Value | None]:
     return trimmed
 
 
-def _tensor_type(value: Value) -> TensorType:
+def tensor_type(value: Value) -> TensorType:
+    """Dtype and shape, for the op registry."""
     shape = shape_of(value)
     known = None if shape is None else tuple(d if isinstance(d, int) or d is None else str(d) for d in shape)
     return TensorType(dtype_of(value), known)

@@ -67,6 +67,7 @@ def run(
     *,
     disable: Iterable[str] = (),
     exclude_nodes: Iterable[str] = (),
+    exclude_sites: Iterable[tuple[str, str]] = (),
     tracer: Tracer | None = None,
     inference: shapes.Inference | None = None,
 ) -> Report:
@@ -76,6 +77,7 @@ def run(
         model: a canonical model whose shapes are inferred (see `inference`).
         disable: ids of rules to leave out.
         exclude_nodes: names of nodes (or of their outputs) that no match may contain.
+        exclude_sites: (rule, name of the first output) of single applications to leave out.
         tracer: records why rules did not apply.
         inference: the engine that inferred the model's shapes; made (and run) here if not given.
 
@@ -91,7 +93,9 @@ def run(
         inference = shapes.infer(model)
     report = Report()
     for graph in list(model.graphs()):
-        _Pass(model, graph, programs, target, frozenset(exclude_nodes), tracer, inference, report).run()
+        _Pass(
+            model, graph, programs, target, frozenset(exclude_nodes), frozenset(exclude_sites), tracer, inference, report
+        ).run()
     return report
 
 
@@ -105,12 +109,14 @@ class _Pass:
         programs: list[Program],
         target: Target,
         exclude_nodes: frozenset[str],
+        exclude_sites: frozenset[tuple[str, str]],
         tracer: Tracer | None,
         inference: shapes.Inference,
         report: Report,
     ) -> None:
         self.scope = Scope.of(model, graph, target, exclude_nodes)
         self.graph = graph
+        self.exclude_sites = exclude_sites
         self.programs = programs
         self.tracer = tracer
         self.inference = inference
@@ -175,7 +181,7 @@ class _Pass:
                 if (program.id, node) in grouped or (program.id, id(node)) in self.refused:
                     continue
                 match = find(program, self.scope, node, self.tracer, self.search(program))
-                if match is None:
+                if match is None or (match.rule, match.output_values()[0].name) in self.exclude_sites:
                     continue
                 found.append((-program.priority, program.id, position, match))
                 if match.members:
@@ -203,6 +209,8 @@ class _Pass:
             if changed and not changed.isdisjoint(self.surroundings(match)):
                 again = find(match.program, self.scope, match.root, self.tracer, self.search(match.program))
                 if again is None or any(n in taken for n in again.nodes):
+                    continue
+                if (again.rule, again.output_values()[0].name) in self.exclude_sites:
                     continue
                 match = again
             try:
