@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from onnxfuse.graph import consts, view
 from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.lower.attention import lower_attention
 from onnxfuse.lower.emit import Emitter, dtype_of, operand, rank_of, shape_of
 from onnxfuse.lower.kernels import MICROSOFT, KernelTable
+from onnxfuse.lower.rotary import lower_rotary
 from onnxfuse.ops import registry
 from onnxfuse.ops.opdef import STD_DOMAIN
 
@@ -114,6 +116,8 @@ _LOWERINGS: dict[str, Callable[[Emitter, KernelTable, Node], bool]] = {
     "RMSNormalization": _rms_norm,
     "Gelu": _gelu,
     "Swish": _swish,
+    "Attention": lower_attention,
+    "RotaryEmbedding": lower_rotary,
 }
 
 

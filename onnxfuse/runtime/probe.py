@@ -27,7 +27,8 @@ _ONNX_DTYPE = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bf
                "float64": TensorProto.DOUBLE}
 
 #: Inputs of the ops that take more than one tensor like the first: x (rank as asked, last dim 64), d ([64]),
-#: m ([64, 64]), i (int64 axes). Others get one x.
+#: m ([64, 64]), i (int64 axes), t (a table of 8 positions, [8, 32]), p (int64 positions), n (int32 per sequence),
+#: l (an int32 number), - (omitted). Others get one x.
 _INPUTS: Mapping[tuple[str, str], str] = {
     ("", "LayerNormalization"): "xdd",
     ("", "RMSNormalization"): "xd",
@@ -43,6 +44,11 @@ _INPUTS: Mapping[tuple[str, str], str] = {
     ("", "Mul"): "xx",
     ("", "Sum"): "xdx",
     ("", "ReduceMean"): "xi",
+    ("", "Attention"): "xxx",
+    ("", "RotaryEmbedding"): "xttp",
+    ("com.microsoft", "RotaryEmbedding"): "xptt",
+    ("com.microsoft", "MultiHeadAttention"): "xxx",
+    ("com.microsoft", "GroupQueryAttention"): "xxx--nl",
 }
 
 
@@ -148,14 +154,22 @@ def _one_node(query: _Question) -> onnx.ModelProto:
     leading: Sequence[str] = [f"d{i}" for i in range(query.rank - 1)]
     inputs, names, initializers = [], [], []
     for index, kind in enumerate(kinds):
-        name = f"in{index}"
+        name = f"in{index}" if kind != "-" else ""
         names.append(name)
         if kind == "x":
             inputs.append(helper.make_tensor_value_info(name, elem, [*leading, _D] if query.rank else []))
         elif kind == "i":
             initializers.append(onnx.numpy_helper.from_array(np.array([-1], np.int64), name))
+        elif kind == "p":
+            inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["p0", "p1"]))
+        elif kind == "n":
+            inputs.append(helper.make_tensor_value_info(name, TensorProto.INT32, ["d0"]))
+        elif kind == "l":
+            initializers.append(onnx.numpy_helper.from_array(np.array(8, np.int32), name))
+        elif kind == "-":
+            continue
         else:
-            shape = [_D] if kind == "d" else [_D, _D]
+            shape = {"d": [_D], "t": [8, _D // 2]}.get(kind, [_D, _D])
             raw = np.zeros(shape, np.float32 if query.dtype != "float64" else np.float64)
             tensor = helper.make_tensor(name, elem, shape, raw.astype(helper.tensor_dtype_to_np_dtype(elem)).tobytes(), raw=True)
             initializers.append(tensor)
