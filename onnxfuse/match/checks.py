@@ -100,9 +100,9 @@ def _shape(search: Search, wanted: Checks, value: Value, shape: tuple[Any, ...])
 
 
 def all_bound(search: Search) -> bool:
-    """Limits, relations between values, named predicates, target, privacy; in this order."""
+    """Limits, relations between shapes, target, privacy, and last (they may be costly) the named predicates."""
     search.phase = Phase.PREDICATES
-    return _limits(search) and _late(search) and _where(search) and _element_type(search) and private(search)
+    return _limits(search) and _late(search) and _element_type(search) and private(search) and _where(search)
 
 
 def _limits(search: Search) -> bool:
@@ -152,6 +152,7 @@ def _late(search: Search) -> bool:
 
 
 def _where(search: Search) -> bool:
+    search.phase = Phase.RELATIONS
     env = search.env
     for index, where in enumerate(search.program.spec.where):
         function = named.REGISTRY[where.fn]
@@ -163,7 +164,7 @@ def _where(search: Search) -> bool:
         for capture, result in where.set.items():
             search.bind(f"${capture}", outcome[result])
         search.passed += 1
-    return True
+    return _limits(search) if any(where.set for where in search.program.spec.where) else True
 
 
 def _element_type(search: Search) -> bool:

@@ -151,3 +151,33 @@ def mean_over_dim(scope: Scope, fraction: float, count: float, dim: Any) -> Outc
     if fraction:
         return reciprocal_of_dim(scope, fraction, dim)
     return equals_dim(scope, count, dim)
+
+
+@predicate
+def halves_of_last_axis(scope: Scope, first: Value, second: Value) -> Outcome:
+    """of: two values that Slices of one value make
+    holds: they are provably its first and its second half along the last axis
+    """
+    nodes = [value.inputs[0] for value in (first, second)]
+    cuts = [_last_axis_cut(node) for node in nodes]
+    whole = shape_of(nodes[0].inputs[0])
+    if nodes[0].inputs[0] is not nodes[1].inputs[0] or whole is None or not isinstance(whole[-1], int) or whole[-1] % 2:
+        return Refused("two Slices of one value with an even last axis", show(whole), nodes[0])
+    half = whole[-1] // 2
+    for node, cut, wanted in zip(nodes, cuts, ((0, half), (half, 2 * half)), strict=True):
+        if cut != wanted:
+            return Refused(f"a Slice of the last axis {wanted[0]}…{wanted[1]}", cut, node)
+    return {}
+
+
+def _last_axis_cut(node: Node) -> tuple[int, int] | None:
+    """(start, end) of a Slice with constant bounds along the last axis only, in steps of 1."""
+    shape = shape_of(node.inputs[0])
+    bounds = [consts.ints(v) for v in node.inputs[1:]]
+    if node.op != "Slice" or shape is None or len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
+        return None
+    (start,), (end,), (axis,) = bounds[:3]  # type: ignore[misc]
+    size = shape[-1]
+    if axis not in (-1, len(shape) - 1) or not isinstance(size, int) or (len(bounds) > 3 and bounds[3] != [1]):
+        return None
+    return tuple(min(max(b + size if b < 0 else b, 0), size) for b in (start, end))  # type: ignore[return-value]

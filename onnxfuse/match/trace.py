@@ -80,8 +80,9 @@ class Phase(IntEnum):
     STRUCTURE = 1
     PREDICATES = 2
     PRIVACY = 3
-    WEIGHTS = 4
-    APPLY = 5
+    RELATIONS = 4
+    WEIGHTS = 5
+    APPLY = 6
 
 
 @dataclass(slots=True)

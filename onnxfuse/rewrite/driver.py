@@ -20,6 +20,8 @@ from onnxfuse.match.scope import Scope, Target
 from onnxfuse.match.search import Search
 from onnxfuse.match.trace import Attempt, Failure, Phase, Tracer
 from onnxfuse.rewrite.apply import Refused, build, commit
+from onnxfuse.rewrite.vocabulary import vocabulary
+from onnxfuse.rules.lint import require_functions
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.rules.program import OpKey, Program
 
@@ -87,6 +89,9 @@ def run(
     """
     off = {ruleset.get(rule_id).id for rule_id in disable}
     programs = [p for p in ruleset.stage(stage) if p.id not in off]
+    known = vocabulary()
+    for program in programs:
+        require_functions(program, known)
     if isinstance(target, str):
         target = Target.parse(target)
     if inference is None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from onnxfuse.errors import RuleError
 from onnxfuse.rules import spec, yaml_text
+from onnxfuse.rules.lint import require
 from onnxfuse.rules.program import Program, compile_rule
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -154,7 +155,9 @@ def parse(text: str, path: Path) -> Program:
     elif tests_at is None:
         raise RuleError("the rule has no `tests`", where=str(path), hint="add a `match` and a `no_match` case")
     rule = _validate(spec.Rule, document, source, "")
-    return compile_rule(rule, source)
+    program = compile_rule(rule, source)
+    require(program)
+    return program
 
 
 def _validate(model: Any, document: Any, source: Source, prefix: str) -> Any:
