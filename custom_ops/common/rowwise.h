@@ -28,8 +28,10 @@ struct Rowwise {
   void (*finish_gated)(Dtype dtype, const float* gate, const float* up, const void* gate_bias, const void* up_bias,
                        void* y, int64_t n, Activation activation);
 
-  // out[j] = dot(x, weight + j * k) for j in [0, n): a product with one row of x and K-major weights.
-  void (*dot_rows)(Dtype weight_dtype, const float* x, const void* weight, float* out, int64_t k, int64_t n);
+  // out[r * stride + j] = dot(x + r * k, weight + j * k) for r in [0, rows), j in [0, columns): a product with K-major
+  // weights of `dtype`, which are read as they are, without a packed or widened copy.
+  void (*multiply)(Dtype dtype, const float* x, int64_t rows, const void* weight, int64_t columns, float* out,
+                   int64_t stride, int64_t k);
 
   const char* name;
 };

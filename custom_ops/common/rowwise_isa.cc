@@ -282,27 +282,200 @@ void finish_gated(Dtype dtype, const float* gate, const float* up, const void* g
   }
 }
 
-void dot_rows(Dtype weight_dtype, const float* x, const void* weight, float* out, int64_t k, int64_t n) {
-  float wide[kBlock];
-  for (int64_t j = 0; j < n; ++j) {
-    const void* row = advance(weight_dtype, weight, j * k);
-    if (weight_dtype == Dtype::kFloat32) {
-      out[j] = dot(x, static_cast<const float*>(row), k);
-      continue;
+// A vector register of the instruction set, as GCC and Clang know it.
+#if defined(__GNUC__)
+#if defined(__AVX512F__)
+constexpr int64_t kWidth = 16, kTileRows = 4, kTileColumns = 4;
+#elif defined(__AVX2__)
+constexpr int64_t kWidth = 8, kTileRows = 4, kTileColumns = 2;
+#else
+constexpr int64_t kWidth = 4, kTileRows = 4, kTileColumns = 1;
+#endif
+typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+typedef uint32_t VectorBits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
+typedef uint16_t HalfVector __attribute__((vector_size(kWidth * sizeof(uint16_t))));
+#else
+struct Vector {
+  float v[1];
+  float operator[](int64_t i) const { return v[i]; }
+};
+constexpr int64_t kWidth = 1, kTileRows = 4, kTileColumns = 2;
+#endif
+
+ONNXFUSE_INLINE Vector load(const float* p) {
+  Vector v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// By halves, so that the additions do not wait for each other.
+ONNXFUSE_INLINE float sum_of(const Vector& vector) {
+  float lanes[kWidth];
+  __builtin_memcpy(lanes, &vector, sizeof lanes);
+  for (int64_t half = kWidth / 2; half >= 1; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+#if defined(__GNUC__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ONNXFUSE_SUM_TOGETHER
+template <int64_t... kLane>
+struct Lanes {};
+template <int64_t kCount, int64_t... kLane>
+struct LanesUpTo : LanesUpTo<kCount - 1, kCount - 1, kLane...> {};
+template <int64_t... kLane>
+struct LanesUpTo<0, kLane...> {
+  using type = Lanes<kLane...>;
+};
+
+// In each group of 2 * kHalf lanes: the halves of a summed, then the halves of b summed.
+template <int64_t kHalf, int64_t... kLane>
+ONNXFUSE_INLINE Vector fold(const Vector& a, const Vector& b, Lanes<kLane...>) {
+  constexpr auto source = [](int64_t lane, int64_t second) {
+    const int64_t group = lane / (2 * kHalf) * (2 * kHalf), within = lane % (2 * kHalf);
+    return (within < kHalf ? 0 : kWidth) + group + second * kHalf + within % kHalf;
+  };
+  return __builtin_shufflevector(a, b, source(kLane, 0)...) + __builtin_shufflevector(a, b, source(kLane, 1)...);
+}
+
+template <int64_t kHalf>
+ONNXFUSE_INLINE Vector fold_all(Vector* vectors) {
+  for (int64_t i = 0; i < kHalf; ++i) {
+    vectors[i] = fold<kHalf>(vectors[i], vectors[i + kHalf], typename LanesUpTo<kWidth>::type{});
+  }
+  if constexpr (kHalf > 1) return fold_all<kHalf / 2>(vectors);
+  return vectors[0];
+}
+#endif
+#endif
+
+template <Dtype kDtype>
+ONNXFUSE_INLINE float widen_one(const void* p, int64_t i) {
+  if constexpr (kDtype == Dtype::kFloat32) return static_cast<const float*>(p)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(p)[i];
+  return kDtype == Dtype::kFloat16 ? widen_f16(bits) : widen_bf16(bits);
+}
+
+template <Dtype kDtype>
+ONNXFUSE_INLINE Vector load_wide(const void* p, int64_t i) {
+  if constexpr (kDtype == Dtype::kFloat32) return load(static_cast<const float*>(p) + i);
+#if defined(__GNUC__)
+  const uint16_t* halves = static_cast<const uint16_t*>(p) + i;
+  if constexpr (kDtype == Dtype::kBFloat16) {
+    HalfVector bits;
+    __builtin_memcpy(&bits, halves, sizeof bits);
+    return reinterpret_cast<Vector>(__builtin_convertvector(bits, VectorBits) << 16);
+  }
+#if defined(__AVX512F__)
+  // The unmasked form trips -Wmaybe-uninitialized in GCC's own header.
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+#endif
+#endif
+  float wide[kWidth];
+  for (int64_t lane = 0; lane < kWidth; ++lane) wide[lane] = widen_one<kDtype>(p, i + lane);
+  return load(wide);
+}
+
+ONNXFUSE_INLINE void prefetch(const void* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p);
+#else
+  (void)p;
+#endif
+}
+
+// A tile of kRows x kColumns dot products: each vector that is loaded takes part in several of them. The first tile of
+// a group of weight rows (kFetch) asks for the next group, since rows are too short for the hardware to run ahead.
+template <Dtype kDtype, int64_t kRows, int64_t kColumns, bool kFetch>
+ONNXFUSE_INLINE void multiply_tile(const float* x, const void* weight, float* out, int64_t stride, int64_t k) {
+  Vector sums[kRows][kColumns] = {};
+  int64_t i = 0;
+  for (; i + kWidth <= k; i += kWidth) {
+    Vector w[kColumns];
+    for (int64_t j = 0; j < kColumns; ++j) {
+      w[j] = load_wide<kDtype>(weight, j * k + i);
+      if constexpr (kFetch) prefetch(advance(kDtype, weight, (kColumns + j) * k + i));
     }
-    float total = 0.0f;
-    for (int64_t begin = 0; begin < k; begin += kBlock) {
-      const int64_t count = k - begin < kBlock ? k - begin : kBlock;
-      widen_block(weight_dtype, advance(weight_dtype, row, begin), wide, count);
-      total += dot(x + begin, wide, count);
+    for (int64_t r = 0; r < kRows; ++r) {
+      const Vector row = load(x + r * k + i);
+      for (int64_t j = 0; j < kColumns; ++j) sums[r][j] += row * w[j];
     }
-    out[j] = total;
+  }
+  float totals[kRows * kColumns];
+#if defined(ONNXFUSE_SUM_TOGETHER)
+  if constexpr (kRows * kColumns == kWidth) {
+    const Vector folded = fold_all<kWidth / 2>(&sums[0][0]);
+    __builtin_memcpy(totals, &folded, sizeof totals);
+  } else
+#endif
+  {
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t j = 0; j < kColumns; ++j) totals[r * kColumns + j] = sum_of(sums[r][j]);
+    }
+  }
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t j = 0; j < kColumns; ++j) {
+      float total = totals[r * kColumns + j];
+      for (int64_t t = i; t < k; ++t) total += x[r * k + t] * widen_one<kDtype>(weight, j * k + t);
+      out[r * stride + j] = total;
+    }
+  }
+}
+
+template <Dtype kDtype, int64_t kColumns>
+ONNXFUSE_INLINE void multiply_columns(const float* x, int64_t rows, const void* weight, float* out, int64_t stride,
+                                      int64_t k) {
+  int64_t r = 0;
+  if (rows >= kTileRows) {
+    multiply_tile<kDtype, kTileRows, kColumns, true>(x, weight, out, stride, k);
+    r = kTileRows;
+  } else if (rows > 0) {
+    multiply_tile<kDtype, 1, kColumns, true>(x, weight, out, stride, k);
+    r = 1;
+  }
+  for (; r + kTileRows <= rows; r += kTileRows) {
+    multiply_tile<kDtype, kTileRows, kColumns, false>(x + r * k, weight, out + r * stride, stride, k);
+  }
+  for (; r < rows; ++r) multiply_tile<kDtype, 1, kColumns, false>(x + r * k, weight, out + r * stride, stride, k);
+}
+
+template <Dtype kDtype>
+void multiply_as(const float* x, int64_t rows, const void* weight, int64_t columns, float* out, int64_t stride,
+                 int64_t k) {
+  // Rows are taken in groups that stay in the second-level cache while the weights stream past them.
+  constexpr int64_t kCachedElements = 64 * 1024;
+  int64_t group = kCachedElements / k / kTileRows * kTileRows;
+  group = group < kTileRows ? kTileRows : group;
+  for (int64_t begin = 0; begin < rows; begin += group) {
+    const int64_t count = rows - begin < group ? rows - begin : group;
+    const float* first = x + begin * k;
+    float* y = out + begin * stride;
+    int64_t j = 0;
+    for (; j + kTileColumns <= columns; j += kTileColumns) {
+      multiply_columns<kDtype, kTileColumns>(first, count, advance(kDtype, weight, j * k), y + j, stride, k);
+    }
+    for (; j < columns; ++j) {
+      multiply_columns<kDtype, 1>(first, count, advance(kDtype, weight, j * k), y + j, stride, k);
+    }
+  }
+}
+
+void multiply(Dtype dtype, const float* x, int64_t rows, const void* weight, int64_t columns, float* out,
+              int64_t stride, int64_t k) {
+  switch (dtype) {
+    case Dtype::kFloat32: return multiply_as<Dtype::kFloat32>(x, rows, weight, columns, out, stride, k);
+    case Dtype::kFloat16: return multiply_as<Dtype::kFloat16>(x, rows, weight, columns, out, stride, k);
+    case Dtype::kBFloat16: return multiply_as<Dtype::kBFloat16>(x, rows, weight, columns, out, stride, k);
   }
 }
 
 }  // namespace
 
 extern const Rowwise kRowwise;
-const Rowwise kRowwise = {normalize, widen, finish, finish_gated, dot_rows, ONNXFUSE_ISA_NAME};
+const Rowwise kRowwise = {normalize, widen, finish, finish_gated, multiply, ONNXFUSE_ISA_NAME};
 
 }  // namespace onnxfuse::ONNXFUSE_ISA

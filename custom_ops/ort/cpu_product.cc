@@ -5,9 +5,10 @@
 namespace onnxfuse::ort {
 namespace {
 
-// With K-major weights and up to this many rows, one pass of dot products over the weight is bound by its bytes,
-// while ONNX Runtime's Gemm would first transpose it into its own packed order.
-constexpr int64_t kDotRows = 8;
+// Up to this many rows our product with K-major weights is faster than ONNX Runtime's Gemm, which first transposes
+// the weights into its own packed order; ours reads them as they are, once.
+constexpr int64_t kFewRows = 64;
+constexpr int64_t kColumnsAtATime = 16;
 
 Ort::Value wrap(const Ort::MemoryInfo& memory, const float* data, int64_t rows, int64_t columns) {
   const std::array<int64_t, 2> dims = {rows, columns};
@@ -31,7 +32,10 @@ Ort::Op create_gemm(const OrtKernelInfo* info, Layout layout) {
 }  // namespace
 
 CpuProduct::CpuProduct(const OrtKernelInfo* info, Dtype dtype, const Attributes& attributes)
-    : dtype_(dtype), attributes_(attributes), gemm_(create_gemm(info, attributes.layout)) {
+    : dtype_(dtype), attributes_(attributes) {
+  const bool k_major = attributes_.layout == Layout::kNK;
+  if (k_major && dtype_ != Dtype::kFloat32) return;  // our product, for any number of rows
+  gemm_ = create_gemm(info, attributes_.layout);
   if (dtype_ == Dtype::kFloat32) return;
   int is_constant = 0;
   const OrtValue* weight = nullptr;
@@ -64,7 +68,15 @@ void CpuProduct::run(OrtKernelContext* context, const void* x, const void* weigh
     });
     normed = rows_scratch.floats();
   }
-  if (dtype_ == Dtype::kFloat32) {
+  if (attributes_.layout == Layout::kNK && (dtype_ != Dtype::kFloat32 || rows <= kFewRows)) {
+    const int64_t units = (columns + kColumnsAtATime - 1) / kColumnsAtATime;
+    parallel_for(context, units, rows * columns * k / 4, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kColumnsAtATime;
+      const int64_t last = end * kColumnsAtATime < columns ? end * kColumnsAtATime : columns;
+      kernels.multiply(dtype_, normed, rows, static_cast<const char*>(weight) + first * k * size_of(dtype_),
+                       last - first, out + first, columns, k);
+    });
+  } else if (dtype_ == Dtype::kFloat32) {
     multiply(context, normed, static_cast<const float*>(weight), out, rows, k, columns);
   } else if (!constant_weight_.empty()) {
     multiply(context, normed, constant_weight_.data(), out, rows, k, columns);
@@ -79,15 +91,6 @@ void CpuProduct::run(OrtKernelContext* context, const void* x, const void* weigh
 
 void CpuProduct::multiply(OrtKernelContext* context, const float* x, const float* weight, float* out, int64_t rows,
                           int64_t k, int64_t columns) const {
-  if (attributes_.layout == Layout::kNK && rows <= kDotRows) {
-    const Rowwise& kernels = rowwise();
-    parallel_for(context, columns, rows * columns * k, [&](int64_t begin, int64_t end) {
-      for (int64_t row = 0; row < rows; ++row) {
-        kernels.dot_rows(Dtype::kFloat32, x + row * k, weight + begin * k, out + row * columns + begin, k, end - begin);
-      }
-    });
-    return;
-  }
   static const Ort::MemoryInfo memory = Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault);
   const bool transposed = attributes_.layout == Layout::kNK;
   const Ort::Value a = wrap(memory, x, rows, k);

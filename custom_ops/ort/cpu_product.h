@@ -7,7 +7,7 @@ namespace onnxfuse::ort {
 
 class CpuProduct {
  public:
-  // Reads input 1 (the weight) if it is a constant, to convert a half-precision weight once and for all.
+  // Reads input 1 (the weight) if it is constant, half precision and of layout KN: it is converted once and for all.
   CpuProduct(const OrtKernelInfo* info, Dtype dtype, const Attributes& attributes);
 
   // out[rows, columns] = norm(x[rows, k]) · W. The shapes have been checked.
@@ -15,12 +15,13 @@ class CpuProduct {
            int64_t columns) const;
 
  private:
+  // By ONNX Runtime's GEMM.
   void multiply(OrtKernelContext* context, const float* x, const float* weight, float* out, int64_t rows, int64_t k,
                 int64_t columns) const;
 
   Dtype dtype_;
   Attributes attributes_;
-  std::vector<float> constant_weight_;  // of a half-precision weight that is an initializer; else empty
+  std::vector<float> constant_weight_;  // see the constructor; else empty
   Ort::Op gemm_{nullptr};
 };
 
