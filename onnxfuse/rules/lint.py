@@ -350,9 +350,13 @@ def guards(program: Program) -> Iterator[str]:
             yield f"dims.{name}.{key}"
     for index in range(len(rule.where)):
         yield f"where[{index}]"
+    seen: list[object] = []
     for provider, target in (rule.targets or {}).items():
         for key in sorted(target.model_fields_set):
-            yield f"targets.{provider}.{key}"
+            # One case is enough for a limit that several providers share.
+            if (limit := (key, getattr(target, key))) not in seen:
+                seen.append(limit)
+                yield f"targets.{provider}.{key}"
     for name in rule.shared:
         if rule.shared[name] != "any":
             yield f"private.{name}"
@@ -370,7 +374,8 @@ def _cases(program: Program, out: _Findings) -> None:
     reasons = [case.because for case in tests.no_match]
     for guard in guards(program):
         if not any(reason == guard or reason.startswith((f"{guard}.", f"{guard}[")) for reason in reasons):
-            out.add("guard-not-tested", guard if guard != "private" else "outputs", f"no `no_match` case has `because: {guard}`")
+            path = "outputs" if guard == "private" else guard.replace("private.", "shared.")
+            out.add("guard-not-tested", path, f"no `no_match` case has `because: {guard}`")
     _edits(program, tests, out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import RuleError
+from onnxfuse.graph import model as models
+from onnxfuse.graph.model import Model
 from onnxfuse.graph.types import numpy_of, onnx_of
 from onnxfuse.rules import spec
 from onnxfuse.rules.program import Program
@@ -106,14 +109,22 @@ def model_of(case: Case) -> onnx.ModelProto:
     Raises:
         RuleError: the text is not ONNX text.
     """
-    imports = ", ".join(f'"{d}": {v}' for d, v in {"": case.opset, **_DOMAINS}.items())
     try:
-        proto = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{case.text}")
+        proto = parse_graph(case.text, case.opset)
     except onnx.parser.ParseError as error:
-        raise RuleError(f"case `{case.name}` is not ONNX text: {str(error).strip()}", where=f"{case.program.file}:{case.line}") from error
-    _fill_weights(proto.graph)
+        problem = f"case `{case.name}` is not ONNX text: {str(error).strip()}"
+        raise RuleError(problem, where=f"{case.program.file}:{case.line}") from error
     if case.dtype is not None:
         _retype(proto.graph, onnx_of(case.dtype))
+    return proto
+
+
+def parse_graph(text: str, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
+    """A model from a graph in ONNX text: all domains imported, typed names without data filled as weights, untyped
+    outputs given a stand-in type. ``onnx.parser.ParseError`` if it is not ONNX text."""
+    imports = ", ".join(f'"{d}": {v}' for d, v in {"": opset, **_DOMAINS}.items())
+    proto = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{text}")
+    _fill_weights(proto.graph)
     for output in proto.graph.output:
         kind = output.type.tensor_type
         kind.elem_type = kind.elem_type or TensorProto.FLOAT
@@ -121,10 +132,20 @@ def model_of(case: Case) -> onnx.ModelProto:
     return proto
 
 
-def untyped_outputs(case: Case) -> set[str]:
-    """Outputs that the text gives no type; `model_of` gives them a stand-in."""
-    text = case.text.split("=>", 1)[1].split(")", 1)[0].strip(" (")
-    return {part.split()[-1] for part in text.split(",") if len(part.split()) == 1}
+def load(proto: onnx.ModelProto, text: str) -> Model:
+    """The parsed model as a `Model`, outputs that the text gives no type without one."""
+    model = models.load(proto)
+    untyped = _untyped_outputs(text)
+    for value in model.graph.outputs:
+        if value.name in untyped:
+            value.__dict__.pop("declared", None)
+            value.dtype = value.shape = None
+    return model
+
+
+def _untyped_outputs(text: str) -> set[str]:
+    inside = re.sub(r"\[[^\]]*\]", "", text.split("=>", 1)[1]).split(")", 1)[0].strip(" (")
+    return {part.split()[-1] for part in inside.split(",") if len(part.split()) == 1}
 
 
 def _fill_weights(graph: onnx.GraphProto) -> None:

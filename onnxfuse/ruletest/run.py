@@ -16,7 +16,7 @@ from onnxfuse.match.attributes import equals, lookup
 from onnxfuse.match.trace import Failure, Tracer
 from onnxfuse.rewrite import driver
 from onnxfuse.ruletest import numeric
-from onnxfuse.ruletest.cases import Case, cases, feeds, model_of, untyped_outputs
+from onnxfuse.ruletest.cases import Case, cases, feeds, load, model_of
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.rules.program import AnyPattern, OpPattern, Program, parts
 
@@ -109,12 +109,7 @@ def run_case(case: Case) -> Result:
 
 
 def _prepare(case: Case, proto: onnx.ModelProto) -> Model:
-    model = models.load(proto)
-    untyped = untyped_outputs(case)
-    for value in model.graph.outputs:
-        if value.name in untyped:
-            value.__dict__.pop("declared", None)
-            value.dtype = value.shape = None
+    model = load(proto, case.text)
     if case.canonicalize:
         canonicalize.run(model)
     return model
