@@ -370,6 +370,9 @@ def _divmod(number: Poly, size: Poly) -> tuple[Poly, Poly]:
         return number, Poly.of(0)
     quotient, remainder = Poly.of(0), Poly.of(0)
     for monomial, coefficient in number.terms.items():
+        if not monomial and size.constant:
+            quotient, remainder = quotient + coefficient // size.constant, remainder + coefficient % size.constant
+            continue
         term = Poly({monomial: coefficient})
         whole = term.divide(size)
         if whole is None:

@@ -55,7 +55,7 @@ def hiding_number(scope: Scope, scores: Value, yes: float, no: float) -> Outcome
     low = float(yes) + float(no)
     dtype = dtype_of(scores)
     if low == -math.inf:
-        return {"yes": yes, "no": no}
+        return {"yes": float(yes), "no": float(no)}
     # In float16 the lowest number is so near to scores that a kernel computing in float32 would tell them apart.
     if dtype not in ("float32", "float64", "bfloat16") or low > -1e4 or 0 not in (float(yes), float(no)):
         return Refused("-inf, or a number below -1e4 in float32 or bfloat16", low)
