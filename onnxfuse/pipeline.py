@@ -29,6 +29,9 @@ from onnxfuse.runtime.session import cuda_works
 #: In order; `--stop-after` names one of them.
 STAGES = ("canonicalize", "lift", "fuse", "lower")
 
+#: How often at most the rules of the stage `lift` run again after another canonicalization.
+MAX_LIFT_ROUNDS = 3
+
 Progress = Callable[[str], None]
 """Called with the name of the step that begins."""
 
@@ -162,7 +165,14 @@ def build(
         if STAGES.index(options.stop_after) < STAGES.index(stage):
             break
         clock.begin(stage)
-        _apply(result, ruleset, stage, options, tracer)
+        applied = _apply(result, ruleset, stage, options, tracer)
+        # What lifting leaves (pairs of Transposes, equal tables per layer) is brought to the canonical form, which may
+        # bring more together.
+        for _ in range(MAX_LIFT_ROUNDS if stage == "lift" else 0):
+            if not applied:
+                break
+            canonicalize.run(model)
+            applied = _apply(result, ruleset, stage, options, tracer)
     result.blocks = blocks.count(model)
     result.blocks_lowered = result.blocks
     if options.stop_after == "lower":
@@ -179,12 +189,14 @@ def build(
     return result
 
 
-def _apply(result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any) -> None:
+def _apply(result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any) -> int:
+    """Run the rules of a stage; returns how often one applied."""
     report = driver.run(
         result.model, ruleset, stage, str(options.target), disable=options.disable,
         exclude_nodes=options.exclude_nodes, exclude_sites=options.exclude_sites, tracer=tracer,
     )
     result.applied.extend(report.applied)
+    return len(report.applied)
 
 
 def library_exists() -> bool:
