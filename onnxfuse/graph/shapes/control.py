@@ -53,21 +53,24 @@ def _assign(value: Value, dtype: str | None, shape: Shape | None) -> None:
 def _settle(call: Call, body: Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Shape | None]:
     """Shapes of loop-carried values that hold in every iteration. `inputs` have the types of the first; sizes that the
     body changes are given up, then ranks."""
-    for attempt in range(3):
+    varying: set[tuple[int, int]] = set()
+    for _ in range(4):
         call.engine.infer_subgraph(body)
         changed = False
         for index, (before, after) in enumerate(zip(inputs, outputs, strict=True)):
             start, end = _type_of(before)[1], _type_of(after)[1]
-            if start is None or start == end:
+            if start is None:
                 continue
-            changed = True
-            merged = None
-            if attempt == 0 and end is not None and len(end) == len(start):
-                merged = tuple(
-                    s if s == e else call.engine.fresh(before, axis)
-                    for axis, (s, e) in enumerate(zip(start, end, strict=True))
-                )
-            _assign(before, before.dtype, merged)
+            if end is None or len(end) != len(start):
+                _assign(before, before.dtype, None)
+                changed = True
+                continue
+            axes = [axis for axis in range(len(start)) if start[axis] != end[axis] and (index, axis) not in varying]
+            if axes:
+                varying.update((index, axis) for axis in axes)
+                sizes = [call.engine.fresh(before, a) if a in axes else size for a, size in enumerate(start)]
+                _assign(before, before.dtype, tuple(sizes))
+                changed = True
         if not changed:
             break
     else:
