@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import consts
-from onnxfuse.graph.ir import Constant, Node
+from onnxfuse.graph.ir import Constant, Value
 from onnxfuse.graph.types import name_of, numpy_of
 
-Arrays = list[np.ndarray | None]
-Function = Callable[[Arrays, dict[str, Any], int], np.ndarray | None]
+#: Operands; an omitted one is None. Functions may fail on it, which counts as "cannot be told".
+Arrays = list[Any]
+Attrs = Mapping[str, Any]
+Function = Callable[[Arrays, Attrs, int], Any]
 
 
-def node(node: Node, opset: int) -> np.ndarray | None:
-    """The node's only output; None if it cannot be told here (an unusual form, overflow, a division by zero)."""
-    function = FUNCTIONS.get(node.op)
-    if function is None or any(isinstance(a, gs.Node.AttributeRef) for a in node.attrs.values()):
+def evaluate(op: str, inputs: Sequence[Value], attrs: Mapping[str, Any], opset: int) -> np.ndarray | None:
+    """The only output of a node of ONNX's domain; None if it cannot be told here (an unusual form, overflow, a division
+    by zero)."""
+    function = FUNCTIONS.get(op)
+    if function is None or any(isinstance(a, gs.Node.AttributeRef) for a in attrs.values()):
         return None
-    arrays = [consts.array(v) if isinstance(v, Constant) else None for v in node.inputs]
+    arrays = [consts.array(v) if isinstance(v, Constant) else None for v in inputs]
     if any(a is not None and a.dtype == object for a in arrays):
         return None
     try:
         with np.errstate(all="ignore"):
-            result = function(arrays, dict(node.attrs), opset)
+            result = function(arrays, attrs, opset)
     except (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
         return None
     return None if result is None else np.ascontiguousarray(result).reshape(np.shape(result))
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Function:
-    def apply(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+    def apply(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
         if len(arrays) != 2 or arrays[0].dtype != arrays[1].dtype:
             return None
         return np.asarray(function(arrays[0], arrays[1])).astype(arrays[0].dtype, copy=False)
@@ -42,14 +45,14 @@ def _binary(function: Callable[[Any, Any], Any]) -> Function:
 
 
 def _comparison(function: Callable[..., Any]) -> Function:
-    def apply(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+    def apply(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
         return np.asarray(function(*arrays)).astype(bool)
 
     return apply
 
 
 def _unary(function: Callable[[Any], Any]) -> Function:
-    def apply(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+    def apply(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
         return np.asarray(function(arrays[0])).astype(arrays[0].dtype, copy=False)
 
     return apply
@@ -64,21 +67,21 @@ def _divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.where((left < 0) == (right < 0), quotient, -quotient)
 
 
-def _power(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _power(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     base, exponent = arrays
     if base.dtype.kind in "iu" and (exponent.dtype.kind not in "iu" or np.any(exponent < 0)):
         return None
     return np.asarray(np.power(base, exponent.astype(base.dtype))).astype(base.dtype, copy=False)
 
 
-def _modulo(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _modulo(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     left, right = arrays
     if left.dtype.kind in "iu" and np.any(right == 0):
         return None
     return np.fmod(left, right) if attrs.get("fmod", 0) else np.mod(left, right)
 
 
-def _cast(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _cast(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     source = arrays[0]
     target = name_of(attrs["to"])
     if target is None or target == "string" or target.startswith(("float8", "int4", "uint4")):
@@ -93,7 +96,7 @@ def _cast(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | Non
     return source.astype(dtype)
 
 
-def _axes(arrays: Arrays, attrs: dict[str, Any], index: int = 1) -> tuple[int, ...] | None:
+def _axes(arrays: Arrays, attrs: Attrs, index: int = 1) -> tuple[int, ...] | None:
     if "axes" in attrs:
         return tuple(attrs["axes"])
     if len(arrays) > index and arrays[index] is not None:
@@ -101,14 +104,14 @@ def _axes(arrays: Arrays, attrs: dict[str, Any], index: int = 1) -> tuple[int, .
     return None
 
 
-def _reshape(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _reshape(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     target = attrs["shape"] if opset < 5 else arrays[1].tolist()
     if not attrs.get("allowzero", 0):
         target = [arrays[0].shape[axis] if size == 0 else size for axis, size in enumerate(target)]
     return arrays[0].reshape(target)
 
 
-def _slice(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _slice(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     data = arrays[0]
     if opset < 10:
         starts, ends, axes, steps = attrs["starts"], attrs["ends"], attrs.get("axes"), None
@@ -123,40 +126,40 @@ def _slice(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | No
     return data[tuple(index)]
 
 
-def _gather(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _gather(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.take(arrays[0], arrays[1], axis=attrs.get("axis", 0))
 
 
-def _concat(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _concat(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.concatenate(arrays, axis=attrs["axis"])
 
 
-def _squeeze(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _squeeze(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.squeeze(arrays[0], axis=_axes(arrays, attrs))
 
 
-def _unsqueeze(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _unsqueeze(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.expand_dims(arrays[0], _axes(arrays, attrs))
 
 
-def _transpose(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _transpose(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.transpose(arrays[0], attrs.get("perm"))
 
 
-def _constant_of_shape(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _constant_of_shape(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     fill = attrs.get("value")
     array = np.zeros(1, dtype=np.float32) if fill is None else consts.of_attribute(fill)[2]
     return np.full(arrays[0].tolist(), array.reshape(-1)[0], dtype=array.dtype)
 
 
-def _range(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _range(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     start, limit, step = (a.reshape(-1)[0] for a in arrays)
     length = max(int(np.ceil((float(limit) - float(start)) / float(step))), 0)
     return (start + np.arange(length) * step).astype(arrays[0].dtype)
 
 
 def _reduce(function: Callable[..., Any]) -> Function:
-    def apply(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+    def apply(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
         axes = _axes(arrays, attrs)
         if not axes and attrs.get("noop_with_empty_axes", 0):
             return arrays[0]
@@ -166,13 +169,13 @@ def _reduce(function: Callable[..., Any]) -> Function:
     return apply
 
 
-def _trilu(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _trilu(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     diagonal = int(arrays[1].reshape(-1)[0]) if len(arrays) > 1 and arrays[1] is not None else 0
     return (np.triu if attrs.get("upper", 1) else np.tril)(arrays[0], diagonal)
 
 
 def _variadic(function: Callable[[Any, Any], Any]) -> Function:
-    def apply(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+    def apply(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
         result = arrays[0]
         for array in arrays[1:]:
             result = function(result, array)
@@ -181,7 +184,7 @@ def _variadic(function: Callable[[Any, Any], Any]) -> Function:
     return apply
 
 
-def _expand(arrays: Arrays, attrs: dict[str, Any], opset: int) -> np.ndarray | None:
+def _expand(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     return np.broadcast_to(arrays[0], np.broadcast_shapes(arrays[0].shape, tuple(arrays[1].tolist())))
 
 

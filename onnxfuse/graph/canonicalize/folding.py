@@ -6,16 +6,18 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import consts, view
-from onnxfuse.graph.canonicalize import evaluate
+from onnxfuse.graph.canonicalize.evaluate import FUNCTIONS, evaluate
 from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, shape_of
-from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.graph.ir import Constant, Deferred, Node, Value
 from onnxfuse.graph.shapes import content as contents
 from onnxfuse.graph.types import numpy_of
 
 #: A folded result of at most this many bytes is always worth its place in the file.
 ALWAYS = 1024
-#: Nothing larger than this is computed here.
-NEVER = 16 * 2**20
+#: Nothing larger than this is computed at once; a few ops are computed when the result is saved.
+LATER = 256 * 1024
+#: Ops that surely succeed, so that they can be put off.
+_DEFERRABLE = frozenset({"Reshape", "Unsqueeze", "Squeeze"})
 
 #: Ops that make much of little, or that keep compressed weights compressed: folded only into a few elements or never.
 _GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Trilu", "OneHot", "Resize", "Pad", "EyeLike"})
@@ -70,14 +72,14 @@ def fold_constants(scope: Scope) -> int:
     for node in scope.nodes():
         if not node.inputs or len(node.outputs) != 1 or scope.is_output(node.outputs[0]) or view.subgraphs(node):
             continue
-        present = [v for v in node.inputs if v.name]
-        if not present or not all(isinstance(v, Constant) for v in present) or node.op not in evaluate.FUNCTIONS:
+        present = list(node.inputs)
+        if not all(isinstance(v, Constant) or not v.name for v in present) or node.op not in FUNCTIONS:
             continue
         output = node.outputs[0]
         size = _bytes(output)
         if size is None or not _worth(node, present, size):
             continue
-        result = evaluate.node(node, scope.opset)
+        result = _later(node, scope.opset, output) if size > LATER else evaluate(node.op, present, node.attrs, scope.opset)
         if result is None or result.nbytes > max(size, ALWAYS):
             continue
         count += scope.replace(output, scope.constant(output.name, result))
@@ -91,11 +93,28 @@ def _bytes(value: Value) -> int | None:
     return int(np.prod(shape, dtype=np.int64)) * numpy_of(dtype).itemsize  # type: ignore[arg-type]
 
 
-def _worth(node: Node, inputs: list[Constant], size: int) -> bool:
-    total = sum(consts.nbytes_of(v) for v in inputs)
+def _later(node: Node, opset: int, output: Value) -> Deferred | None:
+    if node.op not in _DEFERRABLE:
+        return None
+    op, inputs, attrs = node.op, list(node.inputs), dict(node.attrs)
+    shape, dtype = shape_of(output), dtype_of(output)
+
+    def compute() -> np.ndarray:
+        result = evaluate(op, inputs, attrs, opset)
+        assert result is not None
+        return result
+
+    return Deferred(shape, numpy_of(dtype), compute)  # type: ignore[arg-type]
+
+
+def _worth(node: Node, inputs: list[Value], size: int) -> bool:
+    known = [v for v in inputs if isinstance(v, Constant)]
+    total = sum(consts.nbytes_of(v) for v in known)
     if node.op in _GROWING:
         return size <= max(contents.LIMIT * 8, total)
-    if size <= ALWAYS and total <= NEVER:
+    if size <= ALWAYS and total <= LATER:
         return True
-    freed = sum(consts.nbytes_of(v) for v in inputs if all(reader is node for reader in v.outputs))
-    return size <= freed <= NEVER
+    if node.op == "Transpose":
+        return False  # has its own pass, which puts the work off
+    freed = sum(consts.nbytes_of(v) for v in known if all(reader is node for reader in v.outputs))
+    return size <= freed

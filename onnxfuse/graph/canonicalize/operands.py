@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxfuse.graph import consts
-from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, numbers_of, shape_of, static_attr
-from onnxfuse.graph.dims import Dim
+from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, shape_of, static_attr
 from onnxfuse.graph.ir import Constant, Node, Value
 from onnxfuse.graph.shapes.elementwise import broadcast_shapes
 from onnxfuse.graph.types import numpy_of
@@ -155,14 +154,10 @@ def known_conditions(scope: Scope) -> int:
                 count += scope.replace(node.outputs[0], inner.inputs[0])
             continue
         condition, yes, no = node.inputs
-        known = numbers_of(condition)
-        chosen = None
-        if yes is no:
-            chosen = yes
-        elif known and not any(isinstance(k, Dim) for k in known) and len({bool(k) for k in known}) == 1:
-            chosen = yes if known[0] else no
-        if chosen is None:
+        known = fill_of(condition)
+        if yes is not no and known is None:
             continue
+        chosen = yes if yes is no or known else no
         shape = shape_of(chosen)
         if shape is not None and shape == shape_of(node.outputs[0]):
             count += scope.replace(node.outputs[0], chosen)
