@@ -85,7 +85,7 @@ class _Findings:
         self.found: list[Diagnostic] = []
 
     def add(self, lint_id: str, path: str, message: str, hint: str | None = None) -> None:
-        line = self.program.line(path)
+        line = self.program.line(path) or self.program.line("id")
         self.found.append(Diagnostic(lint_id, self.program.id, self.program.file, line, path, message, hint))
 
     def undefined(self, lint_id: str, path: str, name: str, known: Iterable[str], what: str) -> None:

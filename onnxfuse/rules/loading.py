@@ -164,10 +164,11 @@ def _validate(model: Any, document: Any, source: Source, prefix: str) -> Any:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        location = [part for part in problem["loc"] if not (isinstance(part, str) and part in _TAGS)]
+        problems = error.errors(include_url=False)
+        # A misspelled key is both unknown and missing; the first is what to say.
+        problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         path = prefix
-        for part in location:
+        for part in _in_file(problem["loc"]):
             path = f"{path}[{part}]" if isinstance(part, int) else (f"{path}.{part}" if path else str(part))
         message = problem["msg"].removeprefix("Value error, ")
         hint = None
@@ -186,8 +187,18 @@ def _validate(model: Any, document: Any, source: Source, prefix: str) -> Any:
         raise RuleError(message, where=where, hint=hint) from error
 
 
-#: Names that pydantic puts into the path of an error and that are not in the file.
-_TAGS = {"op", "chain", "is", "any_of", "extend", "[key]"} - {"op", "chain", "is", "any_of", "extend"} | {"function-after"}
+def _in_file(location: tuple[int | str, ...]) -> list[int | str]:
+    """The path in the file of pydantic's path, which also names the kind of each node and the type that was tried."""
+    kept: list[int | str] = []
+    for index, part in enumerate(location):
+        before = location[index - 1] if index else None
+        names_kind = isinstance(before, int) or before == "node" or (index >= 2 and location[index - 2] == "nodes")
+        if part in ("op", "chain", "is", "any_of", "extend") and names_kind:
+            continue
+        if isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool", "constrained-str")):
+            continue
+        kept.append(part)
+    return kept
 
 
 def _keys() -> list[str]:
