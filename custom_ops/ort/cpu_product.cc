@@ -33,18 +33,29 @@ Ort::Op create_gemm(const OrtKernelInfo* info, Layout layout) {
 
 CpuProduct::CpuProduct(const OrtKernelInfo* info, Dtype dtype, const Attributes& attributes)
     : dtype_(dtype), attributes_(attributes) {
-  const bool k_major = attributes_.layout == Layout::kNK;
-  if (k_major && dtype_ != Dtype::kFloat32) return;  // our product, for any number of rows
-  gemm_ = create_gemm(info, attributes_.layout);
-  if (dtype_ == Dtype::kFloat32) return;
+  if (dtype_ == Dtype::kFloat32) {
+    gemm_ = create_gemm(info, attributes_.layout);
+    return;
+  }
+  if (attributes_.layout == Layout::kNK) return;  // our product, for any number of rows
   int is_constant = 0;
   const OrtValue* weight = nullptr;
   Ort::ThrowOnError(Ort::GetApi().KernelInfoGetConstantInput_tensor(info, 1, &is_constant, &weight));
-  if (!is_constant || weight == nullptr) return;
+  if (!is_constant || weight == nullptr) {
+    gemm_ = create_gemm(info, Layout::kKN);
+    return;
+  }
   const Ort::ConstValue tensor(weight);
-  constant_weight_.resize(tensor.GetTensorTypeAndShapeInfo().GetElementCount());
-  rowwise().widen(dtype_, tensor.GetTensorRawData(), constant_weight_.data(),
-                  static_cast<int64_t>(constant_weight_.size()));
+  const std::vector<int64_t> dims = tensor.GetTensorTypeAndShapeInfo().GetShape();
+  if (dims.size() != 2) return;  // refused by the shape check of each run
+  const int64_t k = dims[0], columns = dims[1];
+  const uint16_t* source = static_cast<const uint16_t*>(tensor.GetTensorRawData());
+  transposed_weight_.resize(static_cast<size_t>(k * columns));
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      transposed_weight_[static_cast<size_t>(j * k + i)] = source[i * columns + j];
+    }
+  }
 }
 
 void CpuProduct::run(OrtKernelContext* context, const void* x, const void* weight, float* out, int64_t rows, int64_t k,
@@ -68,24 +79,25 @@ void CpuProduct::run(OrtKernelContext* context, const void* x, const void* weigh
     });
     normed = rows_scratch.floats();
   }
-  if (attributes_.layout == Layout::kNK && (dtype_ != Dtype::kFloat32 || rows <= kFewRows)) {
+  const bool half = dtype_ != Dtype::kFloat32;
+  const void* transposed = transposed_weight_.empty() ? nullptr : transposed_weight_.data();
+  const void* k_major = attributes_.layout == Layout::kNK ? weight : transposed;
+  if (half ? k_major != nullptr : attributes_.layout == Layout::kNK && rows <= kFewRows) {
     const int64_t units = (columns + kColumnsAtATime - 1) / kColumnsAtATime;
     parallel_for(context, units, rows * columns * k / 4, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * kColumnsAtATime;
       const int64_t last = end * kColumnsAtATime < columns ? end * kColumnsAtATime : columns;
-      kernels.multiply(dtype_, normed, rows, static_cast<const char*>(weight) + first * k * size_of(dtype_),
+      kernels.multiply(dtype_, normed, rows, static_cast<const char*>(k_major) + first * k * size_of(dtype_),
                        last - first, out + first, columns, k);
     });
-  } else if (dtype_ == Dtype::kFloat32) {
-    multiply(context, normed, static_cast<const float*>(weight), out, rows, k, columns);
-  } else if (!constant_weight_.empty()) {
-    multiply(context, normed, constant_weight_.data(), out, rows, k, columns);
-  } else {
+  } else if (half) {
     const Scratch weight_scratch(context, static_cast<size_t>(k * columns) * sizeof(float));
     parallel_for(context, k * columns, k * columns, [&](int64_t begin, int64_t end) {
       kernels.widen(dtype_, static_cast<const uint16_t*>(weight) + begin, weight_scratch.floats() + begin, end - begin);
     });
     multiply(context, normed, weight_scratch.floats(), out, rows, k, columns);
+  } else {
+    multiply(context, normed, static_cast<const float*>(weight), out, rows, k, columns);
   }
 }
 

@@ -7,7 +7,7 @@ namespace onnxfuse::ort {
 
 class CpuProduct {
  public:
-  // Reads input 1 (the weight) if it is constant, half precision and of layout KN: it is converted once and for all.
+  // Reads input 1 (the weight) if it is constant, half precision and of layout KN: it is transposed once and for all.
   CpuProduct(const OrtKernelInfo* info, Dtype dtype, const Attributes& attributes);
 
   // out[rows, columns] = norm(x[rows, k]) · W. The shapes have been checked.
@@ -21,7 +21,7 @@ class CpuProduct {
 
   Dtype dtype_;
   Attributes attributes_;
-  std::vector<float> constant_weight_;  // see the constructor; else empty
+  std::vector<uint16_t> transposed_weight_;  // see the constructor; else empty
   Ort::Op gemm_{nullptr};
 };
 
