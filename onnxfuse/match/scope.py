@@ -23,7 +23,7 @@ class Target:
     def parse(cls, text: str) -> Target:
         """``cpu``, ``cuda``, ``cuda:sm90``. UsageError for anything else."""
         provider, _, sm = text.partition(":")
-        if provider not in ("cpu", "cuda") or (sm and not (sm.startswith("sm") and sm[2:].isdigit())):
+        if provider not in ("cpu", "cuda") or (sm and not (provider == "cuda" and sm.startswith("sm") and sm[2:].isdigit())):
             raise UsageError(f"unknown target `{text}`", hint="write cpu, cuda, or cuda:smNN such as cuda:sm90")
         return cls(provider, int(sm[2:]) if sm else None)
 
