@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("onnxfuse.cli.verify", "Compare a fused model with the original."),
     "run": ("onnxfuse.cli.run", "Run a model, fused or not, on given or generated inputs."),
     "unfuse": ("onnxfuse.cli.unfuse", "Turn fused ops back into standard ONNX ops."),
+    "explain": ("onnxfuse.cli.explain", "Show why rules did not fire: the constraint that stopped each."),
     "inspect": ("onnxfuse.cli.inspect", "Show what a model is: blocks, parameters, cost per op, memory."),
     "diff": ("onnxfuse.cli.diff", "Show what changed between two models, in blocks and ops."),
     "bench": ("onnxfuse.cli.bench", "Time a model before and after fusing."),
