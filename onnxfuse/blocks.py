@@ -50,7 +50,7 @@ class _Counter:
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
-        self._norms: set[tuple[int, str]] = set()
+        self._norms: set[tuple[int, str, int]] = set()
 
     def result(self) -> dict[str, Any]:
         result: dict[str, Any] = {key: self.found[key] for key in sorted(self.found)}
@@ -61,9 +61,9 @@ class _Counter:
         for node in graph.nodes:
             key = (view.domain(node), node.op)
             if key in _RMS:
-                self._norm("rms", node.inputs[0], key in _SKIP)
+                self._norm("rms", node.inputs[0], _scale_input(node), key in _SKIP)
             elif key in _LAYER:
-                self._norm("layer", node.inputs[0], key in _SKIP)
+                self._norm("layer", node.inputs[0], _scale_input(node), key in _SKIP)
             elif key in _ATTENTION:
                 self._attention(node)
             elif key in _ROTARY:
@@ -82,11 +82,12 @@ class _Counter:
 
     # -- norms -----------------------------------------------------------------------------------------------------
 
-    def _norm(self, norm: str, x: Value, skip: bool = False) -> None:
-        """One norm of `x`; several products that normalize the same value hold one block between them."""
-        if norm == "none" or (id(x), norm) in self._norms:
+    def _norm(self, norm: str, x: Value, scale: Value | None, skip: bool = False) -> None:
+        """One norm of `x`; several products that normalize the same value with the same scale hold one block."""
+        key_of_block = (id(x), norm, id(scale))
+        if norm == "none" or key_of_block in self._norms:
             return
-        self._norms.add((id(x), norm))
+        self._norms.add(key_of_block)
         key = _KEY_OF_NORM[norm]
         self.found[key] += 1
         if x.shape is not None and len(x.shape) == 4:
@@ -97,7 +98,7 @@ class _Counter:
     # -- products --------------------------------------------------------------------------------------------------
 
     def _linear(self, graph: Graph, node: Node) -> None:
-        self._norm(_text(node, "norm", "none"), node.inputs[0])
+        self._norm(_text(node, "norm", "none"), node.inputs[0], _scale(node.inputs[1]))
         members = _packed(graph, node)
         bias = _present(node, 2)
         activation = _text(node, "activation", "none")
@@ -112,7 +113,7 @@ class _Counter:
                 self.found["qkv_shared_input_groups"] += 1
 
     def _gated_linear(self, node: Node) -> None:
-        self._norm(_text(node, "norm", "none"), node.inputs[0])
+        self._norm(_text(node, "norm", "none"), node.inputs[0], _scale(node.inputs[1]))
         activation, bias = _text(node, "activation", "silu"), _present(node, 2)
         # A gate that was exported packed cannot be told from one that a rewrite packed: both are two linear layers.
         self.found["matmul"] += 2
@@ -146,6 +147,16 @@ class _Counter:
             self.found[f"act_{_KEY_OF_ACTIVATION[activation]}"] += 1
 
 
+def _scale(weight: Value) -> Value | None:
+    """The norm's scale that was folded into a product's weight, if that is known."""
+    recipe = weight.recipe if isinstance(weight, Constant) else None
+    return recipe[1][1] if recipe is not None and recipe[0] == "scale_rows" else None
+
+
+def _scale_input(node: Node) -> Value:
+    return node.inputs[2 if (view.domain(node), node.op) in _SKIP else 1]
+
+
 def _text(node: Node, name: str, default: str) -> str:
     value = node.attrs.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
@@ -166,6 +177,9 @@ def _is_weight(value: Value) -> bool:
 def _is_sum(value: Value) -> bool:
     """Whether the value is the output of a product with a residual, so that the addition is no op of its own."""
     maker = view.producer(value)
+    while maker is not None and maker.op == "Reshape":
+        value = maker.inputs[0]
+        maker = view.producer(value)
     if maker is None:
         return False
     if (view.domain(maker), maker.op) in _SKIP:

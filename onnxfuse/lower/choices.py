@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxfuse.lower.emit import Emitter
 from onnxfuse.lower.kernels import KernelTable
 
 
@@ -25,8 +26,8 @@ NO_KERNEL = Choice(False, "no-kernel")
 _CPU_LINEAR = {
     "float32": Choice(
         False,
-        "does-not-pay: measured, a MatMul of ONNX Runtime (weights packed once) with its own bias, GELU and norm kernels "
-        "takes as long",
+        "does-not-pay: measured, a MatMul of ONNX Runtime (weights packed once) with its own bias, GELU and norm "
+        "kernels takes as long",
     ),
     "float16": Choice(
         False, "does-not-pay: ONNX Runtime multiplies float16 on CPU in float32 with weights converted once"
@@ -37,7 +38,8 @@ _CPU_GATED = {
     **_CPU_LINEAR,
     "float32": Choice(
         False,
-        "does-not-pay: measured, one product over packed gate and up weights is 2 to 4% slower than two: halving it is a copy",
+        "does-not-pay: measured, one product over packed gate and up weights is 2 to 4% slower than two: "
+        "halving its output is a copy",
     ),
 }
 CPU_PACKED = Choice(
@@ -46,16 +48,28 @@ CPU_PACKED = Choice(
     "the Split is a copy",
 )
 
-#: ONNX Runtime's SkipLayerNormalization on CPU took 8 times, SkipSimplifiedLayerNormalization 2 times as long as Add and
-#: norm (384 features, 256 rows: 0.43 against 0.05 ms, 0.07 against 0.03 ms); its optimizer puts the former in place of
-#: Add + LayerNormalization, but not of Sum + LayerNormalization.
-CPU_SUM_BEFORE_LAYER_NORM = True
+#: On CPU (384 features, 256 rows): 0.43 ms against 0.05 ms for Add and LayerNormalization, 0.07 against 0.03 ms for Add
+#: and SimplifiedLayerNormalization.
+_CPU_SKIP_NORM = Choice(
+    False, "does-not-pay: measured, ONNX Runtime's skip norms on CPU take 2 to 8 times as long as an addition and a norm"
+)
 
 #: On CUDA a product with nothing fused around it is left to cuBLAS.
 _CUDA_PLAIN = Choice(False, "does-not-pay: a product with nothing fused around it is left to cuBLAS")
 
 #: Blocks of gate and up columns that our CUDA kernels want to alternate.
 CUDA_INTERLEAVE = 8
+
+
+def skip_norm(kernels: KernelTable) -> Choice:
+    """Whether an addition and the norm behind it become (or stay) one op of ONNX Runtime."""
+    return _CPU_SKIP_NORM if kernels.target.provider == "cpu" else Choice(True)
+
+
+def sum_before_layer_norm(emitter: Emitter, kernels: KernelTable, dtype: str | None) -> bool:
+    """Whether an addition before a LayerNormalization is better spelled Sum: ONNX Runtime's optimizer puts a slow
+    SkipLayerNormalization in place of Add and LayerNormalization, but not of Sum and LayerNormalization."""
+    return kernels.target.provider == "cpu" and kernels.has("Sum", dtype, opset=emitter.opset)
 
 
 def linear(kernels: KernelTable, dtype: str | None, *, plain: bool) -> Choice:

@@ -73,7 +73,7 @@ class Emitter:
         self, op: str, inputs: Sequence[Value | None], *, domain: str = "", attrs: dict[str, Any] | None = None,
         out: Value | None = None, dtype: str | None = None, shape: Shape = None,
     ) -> Value:
-        """Add a node with one output: `out`, or a new value like the first input (unless `dtype` or `shape` say else)."""
+        """Add a node with one output: `out`, or a new value like the first input unless `dtype` or `shape` say else."""
         if out is None:
             first = inputs[0]
             assert first is not None

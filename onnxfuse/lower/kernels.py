@@ -96,7 +96,9 @@ class KernelTable:
     custom_ops: bool = True
     _answers: dict[Query, bool] = field(default_factory=dict)
 
-    def has(self, op: str, dtype: str | None, *, opset: int, domain: str = "", rank: int | None = 3, **attrs: Any) -> bool:
+    def has(
+        self, op: str, dtype: str | None, *, opset: int, domain: str = "", rank: int | None = 3, **attrs: Any
+    ) -> bool:
         """Whether the target has this kernel. Unknown dtype or rank: no, where it matters."""
         if dtype is None:
             return False

@@ -15,6 +15,7 @@ from onnxfuse.lower.standard import (
     emit_activation,
     is_layer_norm,
 )
+from onnxfuse.lower.unfold import packed_parts, unscaled
 from onnxfuse.ops import registry
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN
 
@@ -31,7 +32,7 @@ class LinearLowering:
         self.emitter = emitter
         self.kernels = kernels
         self.report = report
-        self._normed: dict[tuple[int, str, float], Value] = {}
+        self._normed: dict[tuple[int, str, float, int, int], Value] = {}
         self._done: set[Node] = set()
 
     def lower(self, node: Node) -> bool:
@@ -143,23 +144,18 @@ class LinearLowering:
         assert sizes is not None
         inputs, _ = self.emitter.replace(node)
         x, weight, bias = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else None
-        assert x is not None and isinstance(weight, Constant)
+        assert x is not None
         _, outs = self.emitter.replace(split)
         self._done.add(split)
-        x = self._norm(x, attrs)
-        start = 0
-        for size, out in zip(sizes, outs, strict=True):
-            stop = start + size
-            part = weights.columns(self.emitter, weight, attrs["layout"], start, stop)
-            vector = weights.entries(self.emitter, bias, start, stop) if isinstance(bias, Constant) else None
+        x, weight, bias = self._norm(x, weight, bias, attrs)
+        for (part, vector), out in zip(self._parts(weight, bias, attrs["layout"], sizes), outs, strict=True):
             self._product(x, part, attrs["layout"], vector, attrs["activation"], None, out)
-            start = stop
 
     def _linear_apart(self, node: Node, attrs: dict[str, Any]) -> None:
         inputs, outputs = self.emitter.replace(node)
         x, weight, bias, residual = [*inputs, None, None][:4]
-        assert x is not None and weight is not None
-        x = self._norm(x, attrs)
+        assert x is not None
+        x, weight, bias = self._norm(x, weight, bias, attrs)
         self._product(x, weight, attrs["layout"], bias, attrs["activation"], residual, outputs[0])
 
     def _gated_apart(self, node: Node, attrs: dict[str, Any]) -> None:
@@ -170,29 +166,45 @@ class LinearLowering:
             return
         inputs, outputs = self.emitter.replace(node)
         x = inputs[0]
-        assert x is not None and isinstance(weight, Constant)
-        x = self._norm(x, attrs)
-        features = consts.shape_of(weight)[0 if attrs["layout"] == "NK" else 1] // 2
-        halves = []
-        for start, activation in ((0, attrs["activation"]), (features, "none")):
-            part = weights.columns(self.emitter, weight, attrs["layout"], start, start + features)
-            vector = weights.entries(self.emitter, bias, start, start + features) if isinstance(bias, Constant) else None
-            halves.append(self._product(x, part, attrs["layout"], vector, activation, None, None))
+        assert x is not None
+        x, weight, bias = self._norm(x, weight, bias, attrs)
+        shape = shape_of(weight)
+        assert shape is not None
+        features = shape[0 if attrs["layout"] == "NK" else 1] // 2
+        parts = self._parts(weight, bias, attrs["layout"], [features, features])
+        halves = [
+            self._product(x, part, attrs["layout"], vector, activation, None, None)
+            for (part, vector), activation in zip(parts, (attrs["activation"], "none"), strict=True)
+        ]
         self.emitter.op("Mul", halves, out=outputs[0])
 
-    def _norm(self, x: Value, attrs: dict[str, Any]) -> Value:
-        """x normalized, without scale and shift (they are in the weights)."""
+    def _parts(
+        self, weight: Value, bias: Value | None, layout: str, sizes: list[int]
+    ) -> list[tuple[Constant, Constant | None]]:
+        assert isinstance(weight, Constant) and (bias is None or isinstance(bias, Constant))
+        return packed_parts(self.emitter, weight, bias, layout, sizes)
+
+    def _norm(
+        self, x: Value, weight: Value | None, bias: Value | None, attrs: dict[str, Any]
+    ) -> tuple[Value, Value, Value | None]:
+        """(x normalized, weight, bias): what fuse folded into weight and bias goes back to the norm."""
+        assert weight is not None
         if attrs["norm"] == "none":
-            return x
-        key = (id(x), attrs["norm"], attrs["epsilon"])
+            return x, weight, bias
+        shape, dtype = shape_of(x), dtype_of(x)
+        size = shape[-1] if shape else None
+        assert isinstance(size, int) and dtype is not None, "K is known from the weight"
+        scale: Value = self.emitter.ones(size, dtype)
+        shift: Value | None = None
+        original = unscaled(weight, bias)
+        if original is not None and dtype_of(original.scale) == dtype and consts.size_of(original.scale) == size:
+            weight, bias, scale, shift = original.weight, original.bias, original.scale, original.shift
+        key = (id(x), attrs["norm"], attrs["epsilon"], id(scale), id(shift))
         if key not in self._normed:
-            shape, dtype = shape_of(x), dtype_of(x)
-            size = shape[-1] if shape else None
-            assert isinstance(size, int) and dtype is not None, "K is known from the weight"
-            scale = self.emitter.ones(size, dtype)
+            inputs = [x, scale] if attrs["norm"] == "rms" else [x, scale, shift]
             attributes = {"axis": -1, "epsilon": attrs["epsilon"]}
-            self._normed[key] = self.emitter.op(_NORMS[attrs["norm"]], [x, scale], domain=STD_DOMAIN, attrs=attributes)
-        return self._normed[key]
+            self._normed[key] = self.emitter.op(_NORMS[attrs["norm"]], inputs, domain=STD_DOMAIN, attrs=attributes)
+        return self._normed[key], weight, bias
 
     def _product(
         self, x: Value, weight: Value, layout: str, bias: Value | None, activation: str, residual: Value | None,
@@ -233,9 +245,7 @@ class LinearLowering:
         return emitter.op("Sum" if before_norm and self._has_sum(x) else "Add", [y, residual], out=out)
 
     def _has_sum(self, x: Value) -> bool:
-        if not choices.CPU_SUM_BEFORE_LAYER_NORM or self.kernels.target.provider != "cpu":
-            return False
-        return self.kernels.has("Sum", dtype_of(x), opset=self.emitter.opset)
+        return choices.sum_before_layer_norm(self.emitter, self.kernels, dtype_of(x))
 
     def _as_columns(self, weight: Value, layout: str) -> Value:
         """The weight as [K, N]. A weight with other readers is transposed by a node, which ONNX Runtime folds when it

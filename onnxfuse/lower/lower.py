@@ -1,4 +1,4 @@
-"""Lowers a fused model to what the target really has: nothing of `onnxfuse.std` is left, and nothing without a kernel."""
+"""Lowers a fused model to what the target really has. Nothing of `onnxfuse.std` is left, nothing without a kernel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnxfuse.lower.emit import Emitter, dtype_of
 from onnxfuse.lower.kernels import MICROSOFT, KernelTable
 from onnxfuse.lower.linear import LinearLowering
 from onnxfuse.lower.report import LoweringReport
+from onnxfuse.lower.skip import lower_skip
 from onnxfuse.lower.standard import lower_node
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN
 
@@ -35,7 +36,7 @@ def lower(model: Model, kernels: KernelTable, apply_rules: Callable[[Model], obj
         emitter = Emitter(model, graph)
         products = LinearLowering(emitter, kernels, report)
         for node in list(graph.nodes):
-            if not products.lower(node):
+            if not products.lower(node) and not lower_skip(emitter, kernels, report, node):
                 emitter.keep(node)
         graph.nodes[:] = emitter.nodes
     if apply_rules is not None:

@@ -74,7 +74,9 @@ def _gelu(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     return wide is not None and _emit_through_float32(emitter, kernels, node, *wide)
 
 
-def gelu_kernel(emitter: Emitter, kernels: KernelTable, dtype: str | None, approximate: str) -> tuple[str, str, dict] | None:
+def gelu_kernel(
+    emitter: Emitter, kernels: KernelTable, dtype: str | None, approximate: str
+) -> tuple[str, str, dict] | None:
     """(domain, op, attributes) of a kernel for GELU alone."""
     if kernels.has("Gelu", dtype, opset=emitter.opset):
         return "", "Gelu", {"approximate": approximate}
