@@ -11,6 +11,10 @@ from onnxfuse.graph import view
 from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Value, Variable
 
 
+#: Names that ONNX Runtime's optimizers give to new initializers without looking whether they are free.
+_TAKEN_BY_ONNX_RUNTIME = frozenset({"squeeze_axes", "splits", "axes", "split_output"})
+
+
 class Names:
     """Names that are unique over nodes and values of a model, in all of its graphs.
 
@@ -18,7 +22,7 @@ class Names:
     """
 
     def __init__(self, graphs: Iterable[Graph]) -> None:
-        self._used: set[str] = {""}
+        self._used: set[str] = {"", *_TAKEN_BY_ONNX_RUNTIME}
         self._next: dict[str, int] = {}
         for graph in graphs:
             for value in graph.inputs + graph.outputs:

@@ -51,7 +51,12 @@ class Variable(_Identity, gs.Variable):
 
 
 class Constant(_Identity, gs.Constant):
-    """A value known before run time. Use ``consts.array`` to read it."""
+    """A value known before run time. Use ``consts.array`` to read it.
+
+    ``recipe`` says how a rewrite made it: (weight function, sources, parameters), or is None for one that was read.
+    """
+
+    recipe: tuple[str, tuple, dict[str, Any]] | None = None
 
 
 Value = Variable | Constant

@@ -161,6 +161,7 @@ class Builder:
             result.dtype = to
         self.check_duplication(check, sources, result)
         constant = Constant(f"{name}", result.deferred())
+        constant.recipe = (given.fn, tuple(sources), params)
         self.built.constants.append((self.constant_name(name, sources), constant))
         return constant
 
