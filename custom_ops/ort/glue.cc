@@ -1,5 +1,6 @@
 #include "glue.h"
 
+#include <atomic>
 #include <memory>
 #include <type_traits>
 
@@ -280,9 +281,15 @@ void set_output_shape(OrtShapeInferContext* context, const Shape& shape, const s
   const TypeInfo owned = own(info);
   Ort::ThrowOnError(api.SetTensorElementType(info, type));
   Ort::ThrowOnError(api.SetDimensions(info, shape.dims.data(), shape.rank()));
+  // An unknown dim without a name would become the size -1, which a Reshape by this value's Shape takes for a wildcard.
+  static std::atomic<uint64_t> unknown_dims{0};
+  std::vector<std::string> named(names);
+  named.resize(shape.rank());
   std::vector<const char*> symbols(shape.rank(), "");
-  for (size_t i = 0; i < symbols.size() && i < names.size(); ++i) {
-    if (shape.dims[i] == kUnknown) symbols[i] = names[i].c_str();
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    if (shape.dims[i] != kUnknown) continue;
+    if (named[i].empty()) named[i] = "onnxfuse_unknown_" + std::to_string(unknown_dims.fetch_add(1));
+    symbols[i] = named[i].c_str();
   }
   if (!symbols.empty()) Ort::ThrowOnError(api.SetSymbolicDimensions(info, symbols.data(), symbols.size()));
   Ort::ThrowOnError(api.ShapeInferContext_SetOutputTypeShape(context, 0, info));
