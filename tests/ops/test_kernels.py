@@ -314,6 +314,16 @@ def test_output_shape_keeps_the_names_of_dims() -> None:
     assert library_session(model).get_outputs()[0].shape == ["batch", "length", 4]
 
 
+def test_unknown_dims_without_a_name_do_not_become_sizes() -> None:
+    model = bad_model("Linear", {"x": [None, None, 3], "weight": [4, 3]}, {}, {})
+    shape = helper.make_node("Shape", ["y"], ["shape"])
+    again = helper.make_node("Reshape", ["y", "shape"], ["z"])
+    model.graph.node.extend([shape, again])
+    model.graph.output[0].name = "z"
+    x, weight = np.ones((2, 5, 3), np.float32), np.ones((4, 3), np.float32)
+    assert library_session(model).run(None, {"x": x, "weight": weight})[0].shape == (2, 5, 4)
+
+
 @pytest.mark.parametrize("op", registry.fused_ops(), ids=lambda op: op.name)
 def test_every_dtype_of_the_registry_has_a_cpu_kernel(op: OpDef) -> None:
     for dtype in op.kernels["cpu"]:
