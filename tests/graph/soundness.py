@@ -86,7 +86,9 @@ def disagreements(inferred: Model, feeds: Mapping[str, np.ndarray]) -> tuple[lis
                 continue
             checked += 1
             if found != real:
-                wrong.append(f"{name}: {value.shape} = {value.content}, really {array.shape}: {claim} is {found}, not {real}")
+                wrong.append(
+                    f"{name}: {value.shape} = {value.content}, really {array.shape}: {claim} is {found}, not {real}"
+                )
     return wrong, checked
 
 

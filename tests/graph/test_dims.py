@@ -205,3 +205,11 @@ def test_long_expressions_stay_short() -> None:
         value = dims.floor_divide(value * (value if step < 3 else 3) + step, 7 + step)
     assert len(str(value)) < 2000
     assert isinstance(hash(value), int)
+
+
+def test_absorption() -> None:
+    a = symbol("a") + 1
+    assert dims.maximum(dims.minimum(a, 4), a) == a
+    assert dims.minimum(dims.maximum(a, 4), a) == a
+    assert dims.minimum(dims.minimum(a, 4), a) == dims.minimum(a, 4) != a
+    assert dims.broadcast(dims.minimum(a, 512), a) == a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import pytest
@@ -34,7 +35,9 @@ def feeds_for(proto: onnx.ModelProto, b: int, s: int) -> dict[str, np.ndarray]:
     return feeds
 
 
-def canonical(source: str, sizes: tuple[tuple[int, int], ...] = SIZES, exact: bool = True) -> tuple[Model, Mapping[str, int]]:
+def canonical(
+    source: str, sizes: tuple[tuple[int, int], ...] = SIZES, exact: bool = True
+) -> tuple[Model, Mapping[str, int]]:
     """Canonicalize, and check results, interface and inferred shapes on the way."""
     proto = onnx.parser.parse_model(source)
     model = load_text(source)
@@ -76,14 +79,18 @@ def ints(node: Node, index: int) -> list[int] | None:
 
 
 def test_constant_nodes_become_initializers() -> None:
-    model, counts = canonical(text("c = Constant <value_floats = [1.0, 2.0]> () y = Add (x, c)", "float[B,2] x", "float[B,2] y"))
+    model, counts = canonical(
+        text("c = Constant <value_floats = [1.0, 2.0]> () y = Add (x, c)", "float[B,2] x", "float[B,2] y")
+    )
     assert ops(model) == ["Add"]
     assert isinstance(model.graph.nodes[0].inputs[1], Constant)
     assert counts["constant-nodes"] == 1
 
 
 def test_a_constant_that_is_an_output_stays() -> None:
-    model, _ = canonical(text("y = Constant <value_float = 2.0> () z = Mul (x, y)", "float[B] x", "float y, float[B] z"))
+    model, _ = canonical(
+        text("y = Constant <value_float = 2.0> () z = Mul (x, y)", "float[B] x", "float y, float[B] z")
+    )
     assert sorted(ops(model)) == ["Constant", "Mul"]
 
 
@@ -107,10 +114,13 @@ def test_shape_arithmetic_of_static_sizes_is_folded() -> None:
 def test_small_constant_expressions_are_folded() -> None:
     body = "g = Add (w, one) h = Sqrt (g) i = Cast <to=1> (n) k = Mul (h, i) y = Mul (x, k)"
     model, _ = canonical(
-        text(body, "float[B,4] x", "float[B,4] y", "float[4] w = {1,2,3,4}, float one = {1}, int64 n = {3}"), exact=False
+        text(body, "float[B,4] x", "float[B,4] y", "float[4] w = {1,2,3,4}, float one = {1}, int64 n = {3}"),
+        exact=False,
     )
     assert ops(model) == ["Mul"]
-    np.testing.assert_allclose(consts.array(model.graph.nodes[0].inputs[1]), 3 * np.sqrt(np.arange(2.0, 6.0)), rtol=1e-6)
+    np.testing.assert_allclose(
+        consts.array(model.graph.nodes[0].inputs[1]), 3 * np.sqrt(np.arange(2.0, 6.0)), rtol=1e-6
+    )
 
 
 def weights(rows: int, columns: int, kind: str = "float") -> str:
@@ -131,7 +141,9 @@ def test_nothing_that_grows_is_folded() -> None:
     model, _ = canonical(text(body, "float[64,32] x", "float[64,32] y, float[64,32] z", constants))
     assert "ConstantOfShape" in ops(model)
     assert "Expand" in ops(model)
-    size = sum(len(i.raw_data) + 8 * len(i.int64_data) + 4 * len(i.float_data) for i in model.to_proto().graph.initializer)
+    size = sum(
+        len(i.raw_data) + 8 * len(i.int64_data) + 4 * len(i.float_data) for i in model.to_proto().graph.initializer
+    )
     assert size < 600
 
 
@@ -150,8 +162,14 @@ def test_nothing_that_grows_is_folded() -> None:
         ("i = Reshape (x, t) y = Relu (i)", "int64[3] t = {0, -1, 8}"),
         ("s = Shape (x) i = Expand (x, s) y = Relu (i)", ""),
         ("i = Expand (x, t) y = Relu (i)", "int64[3] t = {1, 1, 8}"),
-        ("s = Shape (x) l = Gather (s, one) i = Slice (x, z, l, one) y = Relu (i)", "int64[1] one = {1}, int64[1] z = {0}"),
-        ("i = Slice (x, z, e, one) y = Relu (i)", "int64[1] one = {1}, int64[1] z = {0}, int64[1] e = {9223372036854775807}"),
+        (
+            "s = Shape (x) l = Gather (s, one) i = Slice (x, z, l, one) y = Relu (i)",
+            "int64[1] one = {1}, int64[1] z = {0}",
+        ),
+        (
+            "i = Slice (x, z, e, one) y = Relu (i)",
+            "int64[1] one = {1}, int64[1] z = {0}, int64[1] e = {9223372036854775807}",
+        ),
         ("i = Transpose <perm=[0,1,2]> (x) y = Relu (i)", ""),
         ("i = Concat <axis=1> (x) y = Relu (i)", ""),
         ("i = Unsqueeze (x, o) j = Squeeze (i, o) y = Relu (j)", "int64[1] o = {1}"),
@@ -164,7 +182,10 @@ def test_nothing_that_grows_is_folded() -> None:
         ("i = Clip (x) y = Relu (i)", ""),
         ("i = Sum (x) y = Relu (i)", ""),
         ("i = Where (c, x, z) y = Relu (i)", "bool c = {1}, float z = {0}"),
-        ("s = Shape (x) k = ConstantOfShape <value = bool[1] {1}> (s) i = Where (k, x, z) y = Relu (i)", "float z = {0}"),
+        (
+            "s = Shape (x) k = ConstantOfShape <value = bool[1] {1}> (s) i = Where (k, x, z) y = Relu (i)",
+            "float z = {0}",
+        ),
     ],
 )
 def test_what_changes_nothing_is_removed(body: str, constants: str) -> None:
@@ -195,12 +216,16 @@ def test_training_dropout_stays() -> None:
 
 
 def test_an_input_passed_to_an_output_keeps_both_names() -> None:
-    model, _ = canonical(text("y = Identity (x) z = Identity (x) r = Relu (x)", "float[B] x", "float[B] y, float[B] z, float[B] r"))
+    model, _ = canonical(
+        text("y = Identity (x) z = Identity (x) r = Relu (x)", "float[B] x", "float[B] y, float[B] z, float[B] r")
+    )
     assert sorted(ops(model)) == ["Identity", "Identity", "Relu"]
 
 
 def test_a_removed_node_may_make_an_output() -> None:
-    model, _ = canonical(text("a = Relu (x) y = Identity (a) b = Neg (a) z = Cast <to=1> (b)", "float[B] x", "float[B] y, float[B] z"))
+    model, _ = canonical(
+        text("a = Relu (x) y = Identity (a) b = Neg (a) z = Cast <to=1> (b)", "float[B] x", "float[B] y, float[B] z")
+    )
     assert ops(model) == ["Relu", "Neg"]
     assert [v.name for n in model.graph.nodes for v in n.outputs] == ["y", "z"]
 
@@ -215,7 +240,9 @@ def test_equal_outputs_stay_two_outputs() -> None:
 
 def test_equal_computations_are_made_once() -> None:
     body = "a = Mul (x, c) b = Mul (x, d) e = Exp (a) f = Exp (b) y = Sub (e, f) z = Softmax <axis=0> (a) w = Softmax <axis=-1> (b)"
-    model, _ = canonical(text(body, "float[B,3] x", "float[B,3] y, float[B,3] z, float[B,3] w", "float c = {2}, float d = {2}"))
+    model, _ = canonical(
+        text(body, "float[B,3] x", "float[B,3] y, float[B,3] z, float[B,3] w", "float c = {2}, float d = {2}")
+    )
     assert sorted(ops(model)) == ["Exp", "Mul", "Softmax", "Softmax", "Sub"]
 
 
@@ -533,4 +560,3 @@ def test_nothing_dead_is_left() -> None:
     model, _ = canonical(text(body, "float[B,4] x", "float[B,4] y, float[B,2] z"))
     assert sorted(ops(model)) == ["Abs", "Relu", "Split"]
     assert len(only(model, "Split").outputs) == 2
-

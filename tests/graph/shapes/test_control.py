@@ -33,12 +33,15 @@ def test_branches_are_merged() -> None:
     assert found["w"] is None
 
 
-LOOP = HEADER + """g (float[B,S] x, int64 n) => (float y, float z)
+LOOP = (
+    HEADER
+    + """g (float[B,S] x, int64 n) => (float y, float z)
 <int64[1] one = {1}> {
   t = Cast <to=9> (n)
   y, z = Loop (n, t, x) <body = b (int64 i, bool go, float[?,?] v) => (bool more, float grown, float step)
     { more = Identity (go) grown = Concat <axis=1> (v, v) step = ReduceSum (v) }>
 }"""
+)
 
 
 def test_a_size_that_grows_in_a_loop_is_unknown() -> None:
@@ -72,7 +75,10 @@ def test_equal_names_in_sibling_branches_are_different_values() -> None:
             + """g (int64[B,S] x, bool c) => (int64 y) {
               y = If (c) <then_branch = t () => (int64 p) { n = NonZero (x) p = Identity (n) },
                           else_branch = e () => (int64 q) { n = Unique (x) q = Unsqueeze (n, zero) zero = Constant <value_ints=[0]> () }>
-            }""".replace("q = Unsqueeze (n, zero) zero = Constant <value_ints=[0]> ()", "zero = Constant <value_ints=[0]> () q = Unsqueeze (n, zero)")
+            }""".replace(
+                "q = Unsqueeze (n, zero) zero = Constant <value_ints=[0]> ()",
+                "zero = Constant <value_ints=[0]> () q = Unsqueeze (n, zero)",
+            )
         )
     )
     then, other = view.subgraphs(engine.model.graph.nodes[0])

@@ -78,7 +78,7 @@ CASES = {
     ),
     "flatten and tile": ("f = Flatten <axis=2> (x) y = Tile (f, r)", "int64[2] r = {2, 3}"),
     "pad": ("y = Pad (x, pads)", "int64[6] pads = {0,1,0,0,2,0}"),
-    "einsum": ("e = Einsum <equation=\"bsk,btk->bst\"> (x, x) y = Einsum <equation=\"...k,...k->...\"> (x, x)", ""),
+    "einsum": ('e = Einsum <equation="bsk,btk->bst"> (x, x) y = Einsum <equation="...k,...k->..."> (x, x)', ""),
     "logic": ("a = Greater (x, x) b = Not (a) c = And (a, b) d = IsNaN (x) y = Where (c, x, x)", ""),
     "norm": (
         "y, m, v = LayerNormalization <axis=-1> (x, c)",
@@ -166,7 +166,10 @@ def test_counting_by_nonzero() -> None:
 
 
 def test_equal_unknown_sizes_are_the_same_symbol_only_for_the_same_value() -> None:
-    engine = infer("n = NonZero (i) m = NonZero (j) a = Transpose (n) b = Transpose (m) y = Cast <to=1> (a)", "int64[B,S] i, int64[B,S] j")
+    engine = infer(
+        "n = NonZero (i) m = NonZero (j) a = Transpose (n) b = Transpose (m) y = Cast <to=1> (a)",
+        "int64[B,S] i, int64[B,S] j",
+    )
     first, second = value(engine, "n").shape, value(engine, "m").shape
     assert first[1] != second[1]
     assert value(engine, "a").shape == (first[1], 2)
@@ -210,7 +213,9 @@ def test_ops_outside_the_table_go_through_onnx() -> None:
 
 
 def test_registered_types_are_used() -> None:
-    shapes.register_types("Widen", "test.domain", lambda inputs, attrs: [(inputs[0][0], (*inputs[0][1][:-1], attrs["n"]))])
+    shapes.register_types(
+        "Widen", "test.domain", lambda inputs, attrs: [(inputs[0][0], (*inputs[0][1][:-1], attrs["n"]))]
+    )
     text = (
         '<ir_version: 9, opset_import: ["": 18, "test.domain": 1]>\n'
         "g (float[B,S,8] x) => (float y) { h = test.domain.Widen <n = 5> (x) y = Relu (h) }"

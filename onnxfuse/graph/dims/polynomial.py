@@ -1,30 +1,19 @@
-"""Symbolic integers: what is known about a dimension, or an element of a shape tensor, before the model runs.
-
-A `Dim` is a polynomial with integer coefficients over *atoms*. An atom is a named size (`batch`), or an operation that a
-polynomial cannot express (`min(a, b)`, `a // b`, …) on other symbolic integers. Every operation brings its result to one
-canonical form, so two computations of the same number compare equal (and hash alike); what is constant is a plain
-``int``. Nothing is ever claimed that could be false for some sizes: a named size is any integer ≥ 0.
-"""
+"""Polynomials with integer coefficients over atoms, their bounds, and division."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-__all__ = [
-    "Dim", "SymInt", "symbol", "unknown_integer", "parse", "negate", "floor_divide", "truncate_divide", "modulo", "minimum", "maximum", "broadcast",
-    "equal", "less", "select", "divide_exactly", "bounds", "is_nonnegative", "is_positive", "evaluate", "product",
-]  # fmt: skip
-
-_INF = math.inf
+#: No bound.
+INFINITY = math.inf
 
 
 class Atom:
     """An indivisible factor: `kind` says how its value follows from `args`; `low` and `high` bound it."""
 
-    __slots__ = ("kind", "args", "low", "high", "key", "_hash")
+    __slots__ = ("_hash", "args", "high", "key", "kind", "low")
 
     def __init__(self, kind: str, args: tuple, low: float, high: float, key: str) -> None:
         self.kind = kind
@@ -62,7 +51,7 @@ class Dim:
     """An immutable symbolic integer that is not a constant. Made by `symbol` and by arithmetic; `+ - * // %` follow
     Python (floor) semantics and give an ``int`` when the result is one."""
 
-    __slots__ = ("terms", "_hash")
+    __slots__ = ("_hash", "terms")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
@@ -186,7 +175,7 @@ def _sum(left: Dim, right: SymInt, sign: int) -> SymInt:
     return _from_terms(found)
 
 
-def _atom(kind: str, args: tuple, low: float, high: float, key: str) -> Dim:
+def make_atom(kind: str, args: tuple, low: float, high: float, key: str) -> Dim:
     if len(key) > 400 and kind != "symbol":
         # Nested expressions would grow their texts without bound.
         key = f"{kind}({hashlib.blake2s(key.encode(), digest_size=8).hexdigest()})"
@@ -195,68 +184,12 @@ def _atom(kind: str, args: tuple, low: float, high: float, key: str) -> Dim:
 
 def symbol(name: str, low: float = 0) -> Dim:
     """A named size: any integer ≥ `low`. The same name must always be given the same `low`."""
-    return _atom("symbol", (name, low), low, _INF, name)
+    return make_atom("symbol", (name, low), low, INFINITY, name)
 
 
 def unknown_integer(name: str) -> Dim:
     """A named integer of any sign: an element of a tensor whose content is not known."""
-    return symbol(name, -_INF)
-
-
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.]*)|([-+*()]))")
-
-
-def parse(text: str) -> SymInt:
-    """A declared dimension: a name, or an expression such as ``past_sequence_length + 2*seq`` as exporters write it.
-    A text that is no such expression is a name as it stands."""
-    tokens: list[str] = []
-    position = 0
-    stripped = text.strip()
-    while position < len(stripped):
-        match = _TOKEN.match(stripped, position)
-        if match is None:
-            return symbol(text)
-        tokens.append(match.group().strip())
-        position = match.end()
-    if len(tokens) == 1 and not tokens[0].isdigit():
-        return symbol(text)
-    try:
-        value, rest = _parse_sum(tokens)
-    except (IndexError, ValueError):
-        return symbol(text)
-    return symbol(text) if rest or not is_nonnegative(value) else value
-
-
-def _parse_sum(tokens: list[str]) -> tuple[SymInt, list[str]]:
-    value, tokens = _parse_product(tokens)
-    while tokens and tokens[0] in "+-":
-        other, rest = _parse_product(tokens[1:])
-        value = value + other if tokens[0] == "+" else value - other
-        tokens = rest
-    return value, tokens
-
-
-def _parse_product(tokens: list[str]) -> tuple[SymInt, list[str]]:
-    value, tokens = _parse_factor(tokens)
-    while tokens and tokens[0] == "*":
-        other, tokens = _parse_factor(tokens[1:])
-        value = value * other
-    return value, tokens
-
-
-def _parse_factor(tokens: list[str]) -> tuple[SymInt, list[str]]:
-    head, rest = tokens[0], tokens[1:]
-    if head == "(":
-        value, rest = _parse_sum(rest)
-        if rest[0] != ")":
-            raise ValueError(head)
-        return value, rest[1:]
-    if head in "+-*)":
-        raise ValueError(head)
-    return (int(head) if head.isdigit() else symbol(head)), rest
-
-
-# -- bounds ------------------------------------------------------------------------------------------------------------
+    return symbol(name, -INFINITY)
 
 
 def bounds(value: SymInt) -> tuple[float, float]:
@@ -294,9 +227,6 @@ def is_nonnegative(value: SymInt) -> bool:
 
 def is_positive(value: SymInt) -> bool:
     return bounds(value)[0] >= 1
-
-
-# -- operations --------------------------------------------------------------------------------------------------------
 
 
 def product(values: Iterable[SymInt]) -> SymInt:
@@ -364,8 +294,8 @@ def floor_divide(value: SymInt, divisor: SymInt) -> SymInt:
         low, high = bounds(value)
         if low >= 0 and high < divisor:
             return outside
-    low, high = (0, _INF) if is_nonnegative(value) and bounds(divisor)[0] >= 0 else (-_INF, _INF)
-    return outside + _atom("floordiv", (value, divisor), low, high, f"({value})//({divisor})")
+    low, high = (0, INFINITY) if is_nonnegative(value) and bounds(divisor)[0] >= 0 else (-INFINITY, INFINITY)
+    return outside + make_atom("floordiv", (value, divisor), low, high, f"({value})//({divisor})")
 
 
 def truncate_divide(value: SymInt, divisor: SymInt) -> SymInt:
@@ -377,7 +307,7 @@ def truncate_divide(value: SymInt, divisor: SymInt) -> SymInt:
         return floor_divide(value, divisor)
     if not isinstance(value, Dim) and not isinstance(divisor, Dim) and divisor != 0:
         return int(math.copysign(1, value) * math.copysign(1, divisor)) * (abs(value) // abs(divisor))
-    return _atom("truncdiv", (value, divisor), -_INF, _INF, f"trunc(({value})/({divisor}))")
+    return make_atom("truncdiv", (value, divisor), -INFINITY, INFINITY, f"trunc(({value})/({divisor}))")
 
 
 def modulo(value: SymInt, divisor: SymInt) -> SymInt:
@@ -390,176 +320,8 @@ def modulo(value: SymInt, divisor: SymInt) -> SymInt:
             low, high = bounds(value)
             if low >= 0 and high < divisor:
                 return value
-            return _atom("mod", (value, divisor), 0, divisor - 1, f"({value})%({divisor})")
+            return make_atom("mod", (value, divisor), 0, divisor - 1, f"({value})%({divisor})")
     elif divide_exactly(value, divisor) is not None:
         return 0
-    low, high = (0, _INF) if is_nonnegative(divisor) else (-_INF, _INF)
-    return _atom("mod", (value, divisor), low, high, f"({value})%({divisor})")
-
-
-def _extreme(kind: str, left: SymInt, right: SymInt) -> SymInt:
-    low, high = bounds(left - right)
-    if high <= 0:
-        return left if kind == "min" else right
-    if low >= 0:
-        return right if kind == "min" else left
-    # min(n, x) beside x: they are equal, or n < x and n must be 1; either way x is the result.
-    for small, big in ((left, right), (right, left)):
-        atom = _only_atom(small)
-        if atom is not None and atom.kind == "min" and big in atom.args:
-            if all(value == big or bounds(value)[0] >= 1 for value in atom.args):
-                return big
-    members: set[SymInt] = set()
-    for value in (left, right):
-        atom = _only_atom(value)
-        members.update(atom.args if atom is not None and atom.kind == kind else (value,))
-    args = tuple(sorted(members, key=str))
-    # Members that another member bounds add nothing.
-    for value in args:
-        others = [other for other in args if other != value]
-        if any(_dominates(kind, other, value) for other in others):
-            args = tuple(v for v in args if v != value)
-    if len(args) == 1:
-        return args[0]
-    every = [bounds(value) for value in args]
-    pick = min if kind == "min" else max
-    return _atom(kind, args, pick(b[0] for b in every), pick(b[1] for b in every), f"{kind}({', '.join(map(str, args))})")
-
-
-def _dominates(kind: str, winner: SymInt, value: SymInt) -> bool:
-    low, high = bounds(value - winner)
-    return low >= 0 if kind == "min" else high <= 0
-
-
-def _only_atom(value: SymInt) -> Atom | None:
-    if isinstance(value, Dim) and len(value.terms) == 1:
-        monomial, factor = value.terms[0]
-        if factor == 1 and len(monomial) == 1:
-            return monomial[0]
-    return None
-
-
-def minimum(left: SymInt, right: SymInt) -> SymInt:
-    return _extreme("min", left, right)
-
-
-def maximum(left: SymInt, right: SymInt) -> SymInt:
-    return _extreme("max", left, right)
-
-
-def broadcast(left: SymInt, right: SymInt) -> SymInt:
-    """The dimension that two dimensions broadcast to; the result assumes that they do broadcast."""
-    if left == right or (not isinstance(right, Dim) and right == 1):
-        return left
-    if not isinstance(left, Dim) and left == 1:
-        return right
-    # A size that cannot be 1 wins, whatever the other is; of two such, the plainer one.
-    for value in sorted((left, right), key=lambda v: (isinstance(v, Dim), str(v))):
-        low, high = bounds(value)
-        if low > 1 or high < 1:
-            return value
-    # min(n, x) beside x: they are equal, or n < x and n must be 1; either way x is the result.
-    for small, big in ((left, right), (right, left)):
-        atom = _only_atom(small)
-        if atom is not None and atom.kind == "min" and big in atom.args:
-            if all(value == big or bounds(value)[0] >= 1 for value in atom.args):
-                return big
-    members: set[SymInt] = set()
-    for value in (left, right):
-        atom = _only_atom(value)
-        members.update(atom.args if atom is not None and atom.kind == "broadcast" else (value,))
-    args = tuple(sorted(members, key=str))
-    if len(args) == 1:
-        return args[0]
-    every = [bounds(value) for value in args]
-    low = min(b[0] for b in every)
-    high = max(b[1] for b in every)
-    return _atom("broadcast", args, max(low, 0), high, f"broadcast({', '.join(map(str, args))})")
-
-
-def equal(left: SymInt, right: SymInt) -> bool | Dim:
-    """Whether two symbolic integers are equal: True, False, or a symbolic 0 or 1."""
-    difference = left - right
-    if not isinstance(difference, Dim):
-        return difference == 0
-    low, high = bounds(difference)
-    if low > 0 or high < 0:
-        return False
-    return _truth("equal", tuple(sorted((left, right), key=str)), f"({left}=={right})")
-
-
-def less(left: SymInt, right: SymInt) -> bool | Dim:
-    """Whether left < right: True, False, or a symbolic 0 or 1."""
-    low, high = bounds(left - right)
-    if high < 0:
-        return True
-    if low >= 0:
-        return False
-    return _truth("less", (left, right), f"({left}<{right})")
-
-
-def negate(truth: bool | Dim) -> bool | Dim:
-    """Not, of a truth value."""
-    return 1 - truth if isinstance(truth, Dim) else not truth
-
-
-def _truth(kind: str, args: tuple, key: str) -> Dim:
-    return _atom(kind, args, 0, 1, key)
-
-
-def select(condition: bool | Dim, yes: SymInt, no: SymInt) -> SymInt:
-    """`yes` where the condition holds, else `no`."""
-    if not isinstance(condition, Dim):
-        return yes if condition else no
-    if yes == no and type(yes) is type(no):
-        return yes
-    low = min(bounds(yes)[0], bounds(no)[0])
-    high = max(bounds(yes)[1], bounds(no)[1])
-    return _atom("select", (condition, yes, no), low, high, f"({condition} ? {yes} : {no})")
-
-
-# -- evaluation --------------------------------------------------------------------------------------------------------
-
-
-def evaluate(value: SymInt, sizes: Mapping[str, int]) -> int:
-    """The number, given every symbol's size.
-
-    Raises:
-        KeyError: a symbol is not in `sizes`.
-        ZeroDivisionError: the value divides by a size that is zero.
-    """
-    if not isinstance(value, Dim):
-        return value
-    total = 0
-    for monomial, factor in value.terms:
-        for atom in monomial:
-            factor *= _evaluate_atom(atom, sizes)
-        total += factor
-    return total
-
-
-def _evaluate_atom(atom: Atom, sizes: Mapping[str, int]) -> int:
-    if atom.kind == "symbol":
-        return sizes[atom.args[0]]
-    args = [evaluate(arg, sizes) for arg in atom.args]
-    match atom.kind:
-        case "floordiv":
-            return args[0] // args[1]
-        case "truncdiv":
-            quotient = abs(args[0]) // abs(args[1])
-            return quotient if (args[0] < 0) == (args[1] < 0) else -quotient
-        case "mod":
-            return args[0] % args[1]
-        case "min":
-            return min(args)
-        case "max":
-            return max(args)
-        case "broadcast":
-            return next((size for size in args if size != 1), 1)
-        case "equal":
-            return int(args[0] == args[1])
-        case "less":
-            return int(args[0] < args[1])
-        case "select":
-            return args[1] if args[0] else args[2]
-    raise AssertionError(atom.kind)
+    low, high = (0, INFINITY) if is_nonnegative(divisor) else (-INFINITY, INFINITY)
+    return make_atom("mod", (value, divisor), low, high, f"({value})%({divisor})")
