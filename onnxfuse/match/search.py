@@ -228,7 +228,7 @@ class Search:
     @staticmethod
     def ordered(pairs: Any, rest: Agenda) -> Agenda:
         """An agenda of operands: those that fail soonest first."""
-        for operand, value in sorted(pairs, key=_rank, reverse=True):
+        for operand, value in reversed(sorted(pairs, key=_rank)):
             rest = (Search.operand, operand, value, rest)
         return rest
 

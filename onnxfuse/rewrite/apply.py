@@ -112,13 +112,15 @@ class Builder:
             return found
         if not isinstance(value, str):
             return value
-        if value.startswith("$") or value[0].isupper():
-            resolved = self.get(value)
-            for item in resolved if isinstance(resolved, list) else [resolved]:
-                if value[0].isupper() and len(value.rstrip(_LIST)) >= 1 and not isinstance(item, (int, str)):
-                    raise self.refuse(check, Kind.WEIGHT_SHAPE, f"a known size of {value}", item)
-            return resolved
-        return value
+        if value.startswith("$"):
+            return self.get(value)
+        if value.rstrip(_LIST) not in self.env or not value[0].isupper():
+            return value  # an attribute's own text
+        resolved = self.get(value)
+        for item in resolved if isinstance(resolved, list) else [resolved]:
+            if not isinstance(item, (int, str)):
+                raise self.refuse(check, Kind.WEIGHT_SHAPE, f"a known size of {value}", item)
+        return resolved
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

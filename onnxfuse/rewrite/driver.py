@@ -158,7 +158,9 @@ class _Pass:
                 if self.tracer is not None:
                     check, kind, expected, saw = closed
                     self.tracer.gate(program.id, Failure(check, kind, expected, saw, phase=Phase.GATE))
-                continue
+                # A missing op is better explained by the place where it was looked for.
+                if self.tracer is None or check != "nodes":
+                    continue
             for key in program.roots:
                 if key in self.scope.ops:
                     found.setdefault(key, []).append(program)

@@ -17,7 +17,9 @@ from onnxfuse.rules.known_ops import attributes_of, is_known
 from onnxfuse.rules.program import (
     NUMBER,
     VALUE,
+    AnyPattern,
     ChainPattern,
+    Operand,
     OpPattern,
     Program,
     domain_of,
@@ -405,6 +407,8 @@ def _same_priority(programs: list[Program]) -> list[Diagnostic]:
         for second in programs[index + 1 :]:
             if first.stage != second.stage or first.priority != second.priority or not first.roots & second.roots:
                 continue
+            if first.spec.priority is not None and second.spec.priority is not None:
+                continue  # both were given: the author knows of the other
             if _may_overlap(first, second):
                 out = _Findings(second)
                 out.add("same-priority", "priority", f"can match where `{first.id}` does, with the same priority {first.priority}",
@@ -414,51 +418,56 @@ def _same_priority(programs: list[Program]) -> list[Diagnostic]:
 
 
 def _may_overlap(first: Program, second: Program) -> bool:
-    """Whether one root may satisfy both: every op that one needs the other could contain, as far as that is certain."""
-    if first.required != second.required:
-        return False
-    a, b = (p.makers[p.outputs[0]] for p in (first, second))
-    for x in parts(a):
-        for y in parts(b):
-            if isinstance(x, OpPattern) and isinstance(y, OpPattern) and (x.domain, x.op) == (y.domain, y.op):
-                if _operands_meet(first, x, second, y) and _attrs_meet(x, y):
-                    return True
-            elif isinstance(x, ChainPattern) and isinstance(y, ChainPattern) and x.op == y.op:
-                return len(x.operands) == len(y.operands)
-    return False
+    """Whether one root may satisfy both, as far as ops, operands and attributes of the patterns tell."""
+    return first.required == second.required and _Overlap(first, second).values(first.outputs[0], second.outputs[0], 0)
 
 
-def _operands_meet(first: Program, x: OpPattern, second: Program, y: OpPattern) -> bool:
-    def meets(pairs: Iterable) -> bool:
-        return all(_operand_meets(first, o, second, p) for o, p in pairs)
+class _Overlap:
+    """Compares two patterns from their roots downwards; in doubt they may overlap."""
 
-    straight = meets(zip(x.operands, y.operands, strict=False))
-    return straight or (x.commutes and meets(zip(x.operands, reversed(y.operands), strict=False)))
+    DEPTH = 6
 
+    def __init__(self, first: Program, second: Program) -> None:
+        self.first = first
+        self.second = second
 
-def _operand_meets(first: Program, o: object, second: Program, p: object) -> bool:
-    a, b = _operand_class(first, o), _operand_class(second, p)
-    if a is None or b is None:
-        return True
-    return bool(a & b)
+    def values(self, a: str, b: str, depth: int) -> bool:
+        one, other = self.first.makers.get(a), self.second.makers.get(b)
+        if one is None or other is None:
+            consts = {given.const for given in (self.first.spec.inputs.get(a), self.second.spec.inputs.get(b)) if given}
+            made = one is not None or other is not None
+            return not (consts >= {True, False} or (made and True in consts))
+        if depth > self.DEPTH:
+            return True
+        return any(self.nodes(x, y, a, b, depth) for x in parts(one) for y in parts(other))
 
+    def nodes(self, x: object, y: object, a: str, b: str, depth: int) -> bool:
+        if getattr(x, "optional", False) or getattr(y, "optional", False):
+            return True
+        if isinstance(x, ChainPattern) and isinstance(y, ChainPattern):
+            return x.op == y.op and len(x.operands) == len(y.operands)
+        if not (isinstance(x, OpPattern) and isinstance(y, OpPattern)):
+            return not (isinstance(x, AnyPattern) or isinstance(y, AnyPattern))
+        if (x.domain, x.op) != (y.domain, y.op) or x.out.index(a) != y.out.index(b) or not _attrs_meet(x, y):
+            return False
+        straight = self.pairs(x.operands, y.operands, depth)
+        return straight or (x.commutes and self.pairs(x.operands, y.operands[::-1], depth))
 
-def _operand_class(program: Program, operand: object) -> set | None:
-    """What the operand can be: ops of its producer, ``const``, ``absent``; None for anything."""
-    kind, name = operand.kind, operand.name  # type: ignore[attr-defined]
-    if kind in (NUMBER, "list", "capture"):
-        return {"const"}
-    if kind == "absent":
-        return {"absent"}
-    if kind == VALUE and name in program.makers:
-        found = set()
-        for part in parts(program.makers[name]):
-            if not isinstance(part, (OpPattern, ChainPattern)) or getattr(part, "optional", False):
-                return None
-            found.add(part.op)
-        return found
-    given = program.spec.inputs.get(name)
-    return {"const"} if given is not None and given.const else None
+    def pairs(self, ours: list[Operand], theirs: list[Operand], depth: int) -> bool:
+        return all(self.operands(o, p, depth) for o, p in zip(ours, theirs, strict=False))
+
+    def operands(self, o: Operand, p: Operand, depth: int) -> bool:
+        if o.kind == VALUE and p.kind == VALUE:
+            return self.values(o.name, p.name, depth + 1)
+        if "absent" in (o.kind, p.kind):
+            return o.kind == p.kind or any(k.kind == "any" or k.optional for k in (o, p))
+        if o.kind == NUMBER and p.kind == NUMBER:
+            return bool(o.number == p.number)
+        program, value, constant = (self.first, o, p) if o.kind == VALUE else (self.second, p, o)
+        if value.kind != VALUE or constant.kind == "any":
+            return True
+        given = program.spec.inputs.get(value.name)
+        return value.name not in program.makers and (given is None or given.const is not False)
 
 
 def _attrs_meet(x: OpPattern, y: OpPattern) -> bool:

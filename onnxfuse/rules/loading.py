@@ -181,10 +181,25 @@ def _validate(model: Any, document: Any, source: Source, prefix: str) -> Any:
             message = f"the key `{last}` is missing"
         else:
             shown = problem.get("input")
+            alternatives = sum(_in_file(p["loc"]) == _in_file(problem["loc"]) for p in problems)
+            key = next((part for part in reversed(_in_file(problem["loc"])) if isinstance(part, str)), "")
+            if alternatives > 1:
+                message = f"expected {_EXPECTED.get(key, 'another kind of value')}"
             message = f"`{path}` is `{shown}`: {message[:1].lower()}{message[1:]}"
         lines = yaml_text.lines(source.text, str(source.path))
         where = f"{source.path}:{nearest_line(lines, path) or 1}"
         raise RuleError(message, where=where, hint=hint) from error
+
+
+#: What a key takes that accepts several kinds of values.
+_EXPECTED = {
+    "in": "an operand: a value (`x`, `x?`), `$capture`, number, list of numbers, `_`, `absent` or a last `...`",
+    "of": "an operand: a value, `$capture`, dim or number",
+    "shape": "a size, a dim (`N`), `_`, or at the front `...` or `1...`",
+    "dtype": "a dtype name, a list of them, or T, U or V",
+    "rank": "a number, or a condition such as `>=2` or `2..4`",
+    "shared": "a list of op types, or `any`",
+}
 
 
 def _in_file(location: tuple[int | str, ...]) -> list[int | str]:

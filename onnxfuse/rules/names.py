@@ -112,7 +112,9 @@ def references(program: Program) -> Iterator[tuple[str, str]]:
             for name, item in node.inputs.items():
                 yield from _operand(f"{path}.inputs.{name}", item)
         for name, item in node.attrs.items():
-            yield from _parameter(f"{path}.attrs.{name}", item)
+            # A text that begins with a capital may be the attribute's own value.
+            if not (isinstance(item, str) and not item.startswith("$")):
+                yield from _parameter(f"{path}.attrs.{name}", item)
     for output, source in rule.rewrite.alias.items():
         yield f"rewrite.alias.{output}", output
         yield f"rewrite.alias.{output}", source
@@ -132,6 +134,6 @@ def _parameter(path: str, item: Any) -> Iterator[tuple[str, str]]:
 
 
 def is_dim(text: str) -> bool:
-    """Whether a string parameter is a dim or type variable, rather than an attribute's own text such as ``NK``."""
+    """Whether a string parameter is a dim or type variable, rather than a layout."""
     name = text.rstrip("*")
-    return name.isalnum() and name[0].isupper() and name not in ("NK", "KN", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+    return name.isalnum() and name[0].isupper() and name not in ("NK", "KN")

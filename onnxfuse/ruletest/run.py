@@ -126,6 +126,7 @@ def _judge_refusal(case: Case, report: driver.Report, tracer: Tracer) -> Result:
 
 
 def _is_prefix(prefix: str, check: str) -> bool:
+    prefix = prefix.removesuffix(".")
     return check == prefix or (check.startswith(prefix) and check[len(prefix)] in ".[: ")
 
 
