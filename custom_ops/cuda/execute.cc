@@ -7,7 +7,8 @@ namespace onnxfuse::cuda {
 namespace {
 
 bool separate_stats(const LinearProblem& p, const Plan& plan) {
-  return plan.path == Path::kTile && plan.row_stats != 0 && p.norm != Norm::kNone;
+  if (p.norm == Norm::kNone) return false;
+  return plan.path == Path::kTile || (plan.path == Path::kStream && plan.row_stats != 0);
 }
 
 }  // namespace
@@ -28,17 +29,16 @@ int64_t scratch_bytes(const LinearProblem& problem, const Plan& plan) {
 }
 
 Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cudaStream_t stream) {
+  const void* stats = nullptr;
+  if (separate_stats(problem, plan)) {
+    if (Status s = launch_row_stats(problem, scratch, stream); !s.ok()) return s;
+    stats = scratch;
+  }
   switch (plan.path) {
     case Path::kStream:
-      return launch_stream(problem, plan, stream);
-    case Path::kTile: {
-      const void* stats = nullptr;
-      if (separate_stats(problem, plan)) {
-        if (Status s = launch_row_stats(problem, scratch, stream); !s.ok()) return s;
-        stats = scratch;
-      }
+      return launch_stream(problem, plan, stats, stream);
+    case Path::kTile:
       return launch_tile(problem, plan, stats, stream);
-    }
     default:
       return {"no such path"};
   }

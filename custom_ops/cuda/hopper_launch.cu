@@ -69,7 +69,7 @@ std::string stream_refusal(const LinearProblem& p, const Plan& plan) {
   return {};
 }
 
-Status launch_stream(const LinearProblem& p, const Plan& plan, cudaStream_t stream) {
+Status launch_stream(const LinearProblem& p, const Plan& plan, const void* row_stats, cudaStream_t stream) {
   if (std::string why = stream_refusal(p, plan); !why.empty()) return {why};
   const HopperVariant& v = stream_variants()[plan.variant];
   StreamParams params = {};
@@ -77,13 +77,13 @@ Status launch_stream(const LinearProblem& p, const Plan& plan, cudaStream_t stre
   if (Status s = encode_weight(&params.weight, p, v.columns / 2); !s.ok()) return s;
   params.x_pointer = p.x, params.bias = p.bias, params.residual = p.residual, params.colsum = p.colsum, params.y = p.y;
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
+  params.stats = static_cast<const RowStats*>(row_stats);
   params.y_stride = p.n;
   params.block = static_cast<int>(gate_block(p));
-  params.up_offset = params.block;
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
   params.gated = p.gated;
   params.prefetch_weight = p.weight_is_constant;
-  params.trigger = plan.trigger < 0 ? INT_MAX / 2 : plan.trigger;
+  params.trigger = plan.lead < 0 ? INT_MAX / 2 : plan.lead;
   params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
   return p.dtype == DType::kBFloat16 ? launch_stream_bfloat16(params, plan, p.m, p.n, stream)
                                      : launch_stream_float16(params, plan, p.m, p.n, stream);
@@ -113,16 +113,16 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   if (p.residual != nullptr) {
     if (Status s = encode_matrix(&params.residual, p.residual, p.dtype, p.m, p.n, 64); !s.ok()) return s;
   }
-  params.x_pointer = p.x, params.bias = p.bias, params.colsum = p.colsum;
+  params.bias = p.bias, params.colsum = p.colsum;
   params.stats = static_cast<const RowStats*>(row_stats);
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
   params.block = static_cast<int>(gate_block(p));
-  params.up_offset = params.block;
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
   params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
   params.has_residual = p.residual != nullptr;
+  params.skew = std::max(0, std::min<int>({plan.lead, params.stages - 1, static_cast<int>((p.k + 63) / 64)}));
   params.prefetch_weight = p.weight_is_constant;
-  params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
+  params.layer_norm = p.norm == Norm::kLayer, params.activation = p.activation;
   int device = 0, sm_count = 0;
   if (Status s = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
   if (Status s = cuda_status(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),

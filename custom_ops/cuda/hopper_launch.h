@@ -21,8 +21,8 @@ const std::vector<HopperVariant>& tile_variants();
 std::string stream_refusal(const LinearProblem& problem, const Plan& plan);
 std::string tile_refusal(const LinearProblem& problem, const Plan& plan);
 
-// `row_stats`: RowStats[m] on the device, or null to compute the statistics in the kernel.
-Status launch_stream(const LinearProblem& problem, const Plan& plan, cudaStream_t stream);
+// `row_stats`: RowStats[m] on the device. launch_stream takes the statistics in the kernel if it is null.
+Status launch_stream(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
 Status launch_tile(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
 
 }  // namespace onnxfuse::cuda

@@ -182,4 +182,21 @@ __device__ __forceinline__ void accumulate_stats(const uint4& chunk, float shift
   }
 }
 
+// As above for one of many rows of a thread, where the rows are the independent chains.
+template <typename T, bool kShifted>
+__device__ __forceinline__ void accumulate_row(const uint4& chunk, float shift, float& sum, float& squares) {
+  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 v = Numeric<T>::unpack(words[i]);
+    if constexpr (kShifted) {
+      v.x -= shift;
+      v.y -= shift;
+      sum += v.x + v.y;
+    }
+    squares = fmaf(v.x, v.x, squares);
+    squares = fmaf(v.y, v.y, squares);
+  }
+}
+
 }  // namespace onnxfuse::cuda

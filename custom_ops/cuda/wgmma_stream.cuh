@@ -22,10 +22,10 @@ struct StreamParams {
   const void* bias;
   const void* residual;
   const float* colsum;
+  const RowStats* stats;  // [m], or null: computed here
   void* y;
   int m, n, k;  // n: columns of y
   int64_t y_stride;
-  int up_offset;       // packed column of up column 0, minus that of gate column 0, inside a block
   int block;           // columns of a gate block (n if not interleaved)
   int stages;
   int gated;
@@ -41,11 +41,34 @@ __device__ __forceinline__ int64_t gate_column(int j, int block, int gated) {
   return gated ? static_cast<int64_t>(j / block) * 2 * block + j % block : j;
 }
 
+// Bias and column sums of four adjacent columns.
+template <typename T>
+struct QuadColumns {
+  float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
+  __device__ void load(const void* bias_pointer, const float* colsum, int64_t packed) {
+    if (bias_pointer != nullptr) {
+      const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const T*>(bias_pointer) + packed);
+      const float2 lo = Numeric<T>::unpack(raw.x), hi = Numeric<T>::unpack(raw.y);
+      bias[0] = lo.x, bias[1] = lo.y, bias[2] = hi.x, bias[3] = hi.y;
+    }
+    if (colsum != nullptr) {
+      const float4 raw = *reinterpret_cast<const float4*>(colsum + packed);
+      sums[0] = raw.x, sums[1] = raw.y, sums[2] = raw.z, sums[3] = raw.w;
+    }
+  }
+  __device__ void apply(float (&v)[4], const RowStats& row) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = fmaf(fmaf(-row.mean, sums[i], v[i]), row.scale, bias[i]);
+  }
+};
+
 template <typename T, int kMma, int kGroups, int kTileX>
 struct StreamTile {
   static constexpr int kTileW = 64 * kMma * kGroups;
   static constexpr int kConsumers = 128 * kGroups;
-  static constexpr int kStatWarps = kTileX >= 64 ? 2 : 1;
+  static constexpr int kStatWarps = kTileX > 32 ? kTileX / 32 : 1;
   static constexpr int kThreads = kConsumers + 32 * (1 + kStatWarps);
   static constexpr int kWeightBytes = kTileW * 128;
   static constexpr int kStageBytes = kWeightBytes + kTileX * 128;
@@ -83,6 +106,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   const int tile_out = p.gated ? Tile::kTileW / 2 : Tile::kTileW;
   const int column0 = blockIdx.z * tile_out;
 
+  const bool own_stats = p.norm != Norm::kNone && p.stats == nullptr;
   const int k_blocks = (p.k + 63) / 64;
   const int k_begin = static_cast<int>(static_cast<int64_t>(k_blocks) * rank / ranks);
   const int k_count = static_cast<int>(static_cast<int64_t>(k_blocks) * (rank + 1) / ranks) - k_begin;
@@ -92,12 +116,12 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
     prefetch_map(p.x);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, 4 * kGroups + (p.norm != Norm::kNone ? Tile::kStatWarps : 0));
+      barrier_init(empty + s * 8, 4 * kGroups + (own_stats ? Tile::kStatWarps : 0));
     }
     barrier_init(arrived, 1);
     fence_barrier_init();
     barrier_expect_bytes(arrived, ranks * ((ranks > 1 ? Tile::block_bytes(ranks) : 0) +
-                                           (p.norm != Norm::kNone ? kTileX * 8 : 0)));
+                                           (own_stats ? kTileX * 8 : 0)));
   }
   __syncthreads();
   cluster_arrive_relaxed();  // waited for before anything is sent to another CTA
@@ -106,15 +130,17 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
     if (lane == 0) {
       const int c1 = column0 % p.block, c3 = column0 / p.block;
       const int half_rows = Tile::kTileW / 2;
+      // Read once if there is one tile of x; else the other tiles find it in L2.
+      const uint64_t hint = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
       auto load_weight = [&](int stage, int kb) {
         const uint32_t dst = base + stage * Tile::kStageBytes;
         const int k = (k_begin + kb) * 64;
         if (p.gated) {
-          load_4d(dst, p.weight, full + stage * 8, k, c1, 0, c3, kEvictFirst);
-          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, c1, 1, c3, kEvictFirst);
+          load_4d(dst, p.weight, full + stage * 8, k, c1, 0, c3, hint);
+          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, c1, 1, c3, hint);
         } else {
-          load_4d(dst, p.weight, full + stage * 8, k, column0, 0, 0, kEvictFirst);
-          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, column0 + half_rows, 0, 0, kEvictFirst);
+          load_4d(dst, p.weight, full + stage * 8, k, column0, 0, 0, hint);
+          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, column0 + half_rows, 0, 0, hint);
         }
       };
       auto load_x = [&](int stage, int kb) {
@@ -182,7 +208,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       }
     };
     cluster_wait();
-    if (p.norm != Norm::kNone) {
+    if (own_stats) {
       int stage = 0;
       uint32_t phase = 0;
       for (int kb = 0; kb < k_count; ++kb) {
@@ -196,7 +222,11 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
         if (lane == 0) barrier_arrive(empty + stage * 8);
         if (++stage == p.stages) stage = 0, phase ^= 1;
       }
-      named_barrier_arrive(3, Tile::kConsumers + kThreads);  // the ring may be overwritten
+      RowStats* const stats = reinterpret_cast<RowStats*>(base_pointer + (final_stats - base));
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (part == 0) stats[first_row + i * kThreads].mean = shift[i];
+      named_barrier_arrive(3, Tile::kConsumers + kThreads);  // the ring may be overwritten; the shifts are there
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float sum = sums[i].total(), squares = sums[i].total_squares();
@@ -226,6 +256,16 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
 #pragma unroll
     for (int j = 0; j < kTileX / 2; ++j) acc[i][j] = 0.0f;
 
+  // The four columns that this thread will finish; their constants arrive while the product runs.
+  const int slice = tile_out / ranks, quads = slice / 4;
+  const int position = threadIdx.x % quads * 4, column = column0 + rank * slice + position;
+  QuadColumns<T> gate, up;
+  if (column < p.n) {
+    const int64_t packed = gate_column(column, p.block, p.gated);
+    gate.load(p.bias, p.norm == Norm::kLayer ? p.colsum : nullptr, packed);
+    if (p.gated) up.load(p.bias, p.norm == Norm::kLayer ? p.colsum : nullptr, packed + p.block);
+  }
+
   int stage = 0, previous = 0;
   uint32_t phase = 0;
   for (int kb = 0; kb < k_count; ++kb) {
@@ -254,11 +294,11 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
 #pragma unroll
     for (int j = 0; j < kTileX / 2; ++j) asm volatile("" : "+f"(acc[i][j])::"memory");
   // All stages are free: the partial sums take their place.
-  named_barrier_sync(3, Tile::kConsumers + (p.norm != Norm::kNone ? 32 * Tile::kStatWarps : 0));
+  named_barrier_sync(3, Tile::kConsumers + (own_stats ? 32 * Tile::kStatWarps : 0));
 
   // Partial sums, ordered by the rank that will finish them: [rank][row][its gate columns, its up columns].
   float* const partial = reinterpret_cast<float*>(base_pointer);
-  const int row_floats = Tile::row_floats(ranks), slice = tile_out / ranks;
+  const int row_floats = Tile::row_floats(ranks);
 #pragma unroll
   for (int i = 0; i < kMma; ++i) {
 #pragma unroll
@@ -287,22 +327,21 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   RowStats* const stats = reinterpret_cast<RowStats*>(base_pointer + (final_stats - base));
   const int rows = min(kTileX, p.m - row0);
   for (int row = threadIdx.x; row < rows; row += Tile::kConsumers) {
-    float total = 0.0f, total_squares = 0.0f, row_shift = 0.0f;
-    if (p.norm != Norm::kNone) {
+    if (own_stats) {
       const float2* sums = reinterpret_cast<const float2*>(base_pointer + (received_stats - base)) + row;
+      float total = 0.0f, total_squares = 0.0f;
       for (int r = 0; r < ranks; ++r) {
         total += sums[r * kTileX].x;
         total_squares += sums[r * kTileX].y;
       }
-      if (p.norm == Norm::kLayer)
-        row_shift = Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row0 + row) * p.k]);
+      stats[row] = finish_row_stats(p.norm, total, total_squares, stats[row].mean, 1.0f / p.k, p.epsilon);
+    } else {
+      stats[row] = p.stats != nullptr ? p.stats[row0 + row] : RowStats{1.0f, 0.0f};
     }
-    stats[row] = finish_row_stats(p.norm, total, total_squares, row_shift, 1.0f / p.k, p.epsilon);
   }
   named_barrier_sync(1, Tile::kConsumers);
 
   // This CTA's slice of the columns, four at a time.
-  const int quads = slice / 4;
   const float* const blocks = ranks > 1 ? reinterpret_cast<const float*>(base_pointer + (received - base)) : partial;
   auto gather = [&](int row, int position, float(&v)[4]) {
     const float* part = blocks + row * row_floats + position;
@@ -312,40 +351,30 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
     }
   };
-  auto scale_and_shift = [&](float(&v)[4], const RowStats& row, int64_t packed) {
-    float4 sums = make_float4(0, 0, 0, 0);
-    if (p.norm == Norm::kLayer) sums = *reinterpret_cast<const float4*>(p.colsum + packed);
-    v[0] = (v[0] - row.mean * sums.x) * row.scale, v[1] = (v[1] - row.mean * sums.y) * row.scale;
-    v[2] = (v[2] - row.mean * sums.z) * row.scale, v[3] = (v[3] - row.mean * sums.w) * row.scale;
-    if (p.bias) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.bias) + packed);
-      const float2 lo = Numeric<T>::unpack(raw.x), hi = Numeric<T>::unpack(raw.y);
-      v[0] += lo.x, v[1] += lo.y, v[2] += hi.x, v[3] += hi.y;
-    }
-  };
-  for (int item = threadIdx.x; item < rows * quads; item += Tile::kConsumers) {
-    const int row = item / quads, position = item % quads * 4;
-    const int column = column0 + rank * slice + position;
-    if (column >= p.n) continue;
-    const int64_t packed = gate_column(column, p.block, p.gated);
-    float v[4];
-    gather(row, position, v);
-    scale_and_shift(v, stats[row], packed);
-    activate<true>(v, p.activation);
-    const int64_t offset = static_cast<int64_t>(row0 + row) * p.y_stride + column;
-    if (p.gated) {
-      float up[4];
-      gather(row, position + slice, up);
-      scale_and_shift(up, stats[row], packed + p.up_offset);
+  if (column < p.n) {
+#pragma unroll 4
+    for (int row = threadIdx.x / quads; row < rows; row += Tile::kConsumers / quads) {
+      const int64_t offset = static_cast<int64_t>(row0 + row) * p.y_stride + column;
+      uint2 residual = make_uint2(0, 0);
+      if (p.residual) residual = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.residual) + offset);
+      const RowStats row_stats = stats[row];
+      float v[4];
+      gather(row, position, v);
+      gate.apply(v, row_stats);
+      activate<true>(v, p.activation);
+      if (p.gated) {
+        float u[4];
+        gather(row, position + slice, u);
+        up.apply(u, row_stats);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] *= up[i];
-    } else if (p.residual) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.residual) + offset);
-      const float2 lo = Numeric<T>::unpack(raw.x), hi = Numeric<T>::unpack(raw.y);
-      v[0] += lo.x, v[1] += lo.y, v[2] += hi.x, v[3] += hi.y;
+        for (int i = 0; i < 4; ++i) v[i] *= u[i];
+      } else if (p.residual) {
+        const float2 lo = Numeric<T>::unpack(residual.x), hi = Numeric<T>::unpack(residual.y);
+        v[0] += lo.x, v[1] += lo.y, v[2] += hi.x, v[3] += hi.y;
+      }
+      *reinterpret_cast<uint2*>(static_cast<T*>(p.y) + offset) =
+          make_uint2(Numeric<T>::pack(v[0], v[1]), Numeric<T>::pack(v[2], v[3]));
     }
-    *reinterpret_cast<uint2*>(static_cast<T*>(p.y) + offset) =
-        make_uint2(Numeric<T>::pack(v[0], v[1]), Numeric<T>::pack(v[2], v[3]));
   }
   cluster_arrive_relaxed();  // nobody leaves while its partial sums are still on their way
   cluster_wait();

@@ -1,12 +1,11 @@
 // Many rows: persistent, warp-specialised tiles at the rate of the tensor cores.
 //
 // One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast; one or two consumer
-// warpgroups each own 64 x kMma rows of the tile. The warpgroups are not in lock step: while one is in its epilogue
-// the other still multiplies, and the producer is already loading the next tile.
-// The norm's sums are taken from the tile of x in shared memory by two otherwise idle warps (or come from a kernel
-// before), so y = ((acc - mean colsum) scale + bias) needs no pass over x of its own; CTAs that share rows of x share
-// the work. The residual travels through the same ring
-// as extra stages. Results leave by stmatrix and bulk stores.
+// warpgroups each own 64 x kMma rows of the tile. The second starts some K blocks after the first: while one is in
+// its epilogue the other still multiplies, and the producer is already loading the next tile.
+// Two warps of the producer's group gather what the epilogue needs (bias, column sums, row statistics) in shared
+// memory while the product runs. The residual travels through the same ring as extra stages. Results leave by
+// stmatrix and bulk stores.
 #pragma once
 
 #include "hopper_ptx.cuh"
@@ -20,25 +19,24 @@ struct TileParams {
   CUtensorMap weight;    // as StreamParams; box rows (kTileN or kTileN / 2) / cluster_m
   CUtensorMap y;         // [M, n], box 64 x 64
   CUtensorMap residual;  // [M, n], box 64 x 64
-  const void* x_pointer;
   const void* bias;
   const float* colsum;
-  const RowStats* stats;  // null: computed here
+  const RowStats* stats;  // [m]; null without norm
   int m, n, k;
-  int up_offset, block;
+  int block;  // columns of a gate block (n if not interleaved)
   int stages, cluster_m, cluster_n, raster;
   int has_residual;
+  int skew;  // K blocks by which the second consumer warpgroup follows the first
   int prefetch_weight;
-  Norm norm;
+  int layer_norm;
   Activation activation;
-  float epsilon;
 };
 
 template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
 struct TileShape {
   static constexpr int kTileM = 64 * kMma * kGroups;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
-  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kThreads = 128 * (kGroups + 1);  // producer and gatherers, consumers
   static constexpr int kXBytes = kTileM * 128;
   static constexpr int kWeightBytes = kTileN * 128;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
@@ -46,11 +44,11 @@ struct TileShape {
   static constexpr int kBoxes = kTileM / 64 * kChunks;            // residual, 64 x 64 each
   static constexpr int kBoxesPerStage = kStageBytes / 8192;
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
-  static constexpr int kStoreBytes = kGroups * 2 * 8192;
-  static constexpr int kStatsBytes = kTileM * 8;
+  static constexpr int kStoreBytes = kGroups * 8192;
+  static constexpr int kGathered = kTileM * 8 + kTileN * 8;  // RowStats[kTileM], bias[kTileN], colsum[kTileN]
   static constexpr int kMaxStages = 12;
   static constexpr int smem_bytes(int stages) {
-    return 1024 + stages * kStageBytes + kStoreBytes + kStatsBytes + stages * 16 + 16;
+    return 1024 + stages * kStageBytes + kStoreBytes + 2 * kGathered + stages * 16 + 32;
   }
 };
 
@@ -61,17 +59,16 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
   const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
   uint8_t* const base_pointer = shared_raw + (base - shared_address(shared_raw));
   const uint32_t store_buffers = base + p.stages * Tile::kStageBytes;
-  const uint32_t stats_address = store_buffers + Tile::kStoreBytes;
-  const uint32_t full = stats_address + Tile::kStatsBytes;
+  const uint32_t gathered = store_buffers + Tile::kStoreBytes;  // two buffers, for alternate tiles
+  const uint32_t full = gathered + 2 * Tile::kGathered;
   const uint32_t empty = full + p.stages * 8;
-  const uint32_t stats_full = empty + p.stages * 8, stats_empty = stats_full + 8;
+  const uint32_t gathered_full = empty + p.stages * 8, gathered_empty = gathered_full + 16;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int ctas = p.cluster_m * p.cluster_n;
   const int rank = ctas > 1 ? cluster_rank() : 0;
   const int rank_m = rank % p.cluster_m, rank_n = rank / p.cluster_m;
   const int sharers = p.cluster_m + p.cluster_n - 1;  // CTAs whose loads land here, and the other way round
-  const bool own_stats = p.norm != Norm::kNone && p.stats == nullptr;
 
   if (threadIdx.x == 0) {
     prefetch_map(p.x);
@@ -80,10 +77,12 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
     if (p.has_residual) prefetch_map(p.residual);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, 4 * kGroups * sharers + (own_stats ? 2 : 0));
+      barrier_init(empty + s * 8, 4 * kGroups * sharers);
     }
-    barrier_init(stats_full, 2 * p.cluster_n);
-    barrier_init(stats_empty, 4 * kGroups * p.cluster_n);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(gathered_full + i * 8, 2);
+      barrier_init(gathered_empty + i * 8, 4 * kGroups);
+    }
     fence_barrier_init();
   }
   allow_dependents();
@@ -108,7 +107,7 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
   };
 
   if (warp < 4) {  // the producer warpgroup
-    if constexpr (kGroups == 2) lower_registers<72>();
+    if constexpr (kGroups == 2) lower_registers<40>();
     if (threadIdx.x == 0) {
       uint16_t row_mask = 0, column_mask = 0;  // CTAs with the same rows of x, with the same columns
       for (int i = 0; i < p.cluster_n; ++i) row_mask |= 1u << (rank_m + p.cluster_m * i);
@@ -185,87 +184,37 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
         }
       }
     }
-    if (warp >= 2 && own_stats) {
+    if (warp >= 2) {
       wait_for_prerequisites();
-      // The rows of x that this CTA loads itself, so that only its own producer waits for these two warps.
-      const int share = Tile::kTileM / p.cluster_n;
       const int thread = threadIdx.x - 64;
-      int stage = 0;
-      uint32_t phase = 0, stats_phase = 0;
-      for (int tile = first_tile; tile < tiles; tile += tile_step) {
+      int count = 0;
+      for (int tile = first_tile; tile < tiles; tile += tile_step, ++count) {
         int row0, column0;
         locate(tile, row0, column0);
-        constexpr int kRows = Tile::kTileM / 64;
-        RowSums sums[kRows];
-        float shift[kRows];
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          shift[i] = 0.0f;
-          const int inside = thread + i * 64, row = row0 + rank_n * share + inside;
-          if (p.norm == Norm::kLayer && inside < share && row < p.m)
-            shift[i] = Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row) * p.k]);
-        }
-        auto add_stage = [&](uint32_t x, int chunks, auto shifted) {
-#pragma unroll
-          for (int i = 0; i < kRows; ++i) {
-            const int row = thread + i * 64;
-            if (row < share) {
-#pragma unroll
-              for (int c0 = 0; c0 < 8; c0 += 4) {
-                uint4 values[4];
-#pragma unroll
-                for (int c = 0; c < 4; ++c) values[c] = load_shared_16(x + row * 128 + (((c0 + c) ^ (row & 7)) << 4));
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                  // Past the end of K the tile holds zeros: nothing for RMS, wrong once shifted.
-                  if (!decltype(shifted)::value || c0 + c < chunks)
-                    accumulate_stats<T, decltype(shifted)::value>(values[c], shift[i], sums[i]);
-              }
-            }
-          }
-        };
-        for (int kb = 0; kb < k_blocks; ++kb) {
-          const uint32_t x = base + stage * Tile::kStageBytes + rank_n * share * 128;
-          barrier_wait(full + stage * 8, phase);
-          if (p.norm == Norm::kRms)
-            add_stage(x, 8, BoolConstant<false>{});
-          else
-            add_stage(x, min(8, (p.k - kb * 64) / 8), BoolConstant<true>{});
-          __syncwarp();
-          if (lane == 0) barrier_arrive(empty + stage * 8);
-          if (++stage == p.stages) stage = 0, phase ^= 1;
-        }
-        if (p.has_residual) {
-          for (int i = 0; i < Tile::kResidualStages; ++i) {
-            if (lane == 0) {
-              barrier_wait(full + stage * 8, phase);
-              barrier_arrive(empty + stage * 8);
-            }
-            if (++stage == p.stages) stage = 0, phase ^= 1;
-          }
-        }
-        barrier_wait_cluster(stats_empty, stats_phase ^ 1);
-        stats_phase ^= 1;
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          const int row = thread + i * 64;
-          if (row < share) {
-            const RowStats result =
-                finish_row_stats(p.norm, sums[i].total(), sums[i].total_squares(), shift[i], 1.0f / p.k, p.epsilon);
-            const uint32_t address = stats_address + (rank_n * share + row) * 8;
-            for (int j = 0; j < p.cluster_n; ++j)
-              store_remote_float2(map_to_cta(address, rank_m + p.cluster_m * j),
-                                  make_float2(result.scale, result.mean));
-          }
+        const int buffer = count % 2;
+        RowStats* const stats = reinterpret_cast<RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
+        float* const bias = reinterpret_cast<float*>(stats + Tile::kTileM);
+        float* const sums = bias + kTileN;
+        barrier_wait(gathered_empty + buffer * 8, (count / 2 & 1) ^ 1);
+        for (int i = thread; i < Tile::kTileM; i += 64)
+          stats[i] = p.stats != nullptr && row0 + i < p.m ? p.stats[row0 + i] : RowStats{1.0f, 0.0f};
+        for (int i = thread; i < kTileN; i += 64) {
+          const int half = kGated ? i / (kTileN / 2) : 0, column = column0 + (kGated ? i % (kTileN / 2) : i);
+          int64_t packed = column;
+          if constexpr (kGated)
+            packed = static_cast<int64_t>(column / p.block) * 2 * p.block + column % p.block + half * p.block;
+          const bool inside = column < p.n;
+          bias[i] = p.bias != nullptr && inside ? Numeric<T>::to_float(static_cast<const T*>(p.bias)[packed]) : 0.0f;
+          sums[i] = p.layer_norm && inside ? p.colsum[packed] : 0.0f;
         }
         __syncwarp();
-        if (lane < p.cluster_n) barrier_arrive_release_cluster(stats_full, rank_m + p.cluster_m * lane);
+        if (lane == 0) barrier_arrive(gathered_full + buffer * 8);
       }
     }
     return;
   }
 
-  if constexpr (kGroups == 2) raise_registers<216>();
+  if constexpr (kGroups == 2) raise_registers<232>();
   const int group = warp / 4 - 1;
   const int group_thread = threadIdx.x % 128;
   const int group_barrier = 1 + group;
@@ -284,15 +233,15 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
       barrier_arrive(empty + stage * 8);
     }
   };
-  RowStats* const tile_stats = reinterpret_cast<RowStats*>(base_pointer + (stats_address - base)) + group * kMma * 64;
-  const uint32_t own_buffers = store_buffers + group * 2 * 8192;
+  const uint32_t out = store_buffers + group * 8192;
 
   wait_for_prerequisites();
-  int stage = 0, buffer = 0;
-  uint32_t phase = 0, stats_phase = 0;
+  int stage = 0, count = 0;
+  uint32_t phase = 0;
   float acc[kMma][kTileN / 2];
 
-  for (int tile = first_tile; tile < tiles; tile += tile_step) {
+  if (kGroups == 2 && p.skew > 0 && group == 1 && first_tile < tiles) named_barrier_sync(3, 256);
+  for (int tile = first_tile; tile < tiles; tile += tile_step, ++count) {
     int row0, column0;
     locate(tile, row0, column0);
     const int group_row0 = row0 + group * kMma * 64;
@@ -314,86 +263,57 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
       if (kb > 0) release(previous);
       previous = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
+      if (kGroups == 2 && kb + 1 == p.skew && group == 0 && tile == first_tile) named_barrier_arrive(3, 256);
     }
     wgmma_wait<0>();
     release(previous);
 
+    const int buffer = count % 2;
+    const RowStats* const stats = reinterpret_cast<const RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
+    const float* const bias = reinterpret_cast<const float*>(stats + Tile::kTileM);
+    barrier_wait(gathered_full + buffer * 8, count / 2 & 1);
     RowStats low[kMma], high[kMma];
 #pragma unroll
-    for (int i = 0; i < kMma; ++i) low[i] = high[i] = {1.0f, 0.0f};
-    if (p.norm != Norm::kNone) {
-      const int slab_row = (warp % 4) * 16 + lane / 4;
-      if (own_stats) {
-        barrier_wait_cluster(stats_full, stats_phase);
-        stats_phase ^= 1;
-#pragma unroll
-        for (int i = 0; i < kMma; ++i)
-          low[i] = tile_stats[i * 64 + slab_row], high[i] = tile_stats[i * 64 + slab_row + 8];
-        __syncwarp();
-        if (lane < p.cluster_n) barrier_arrive_remote(stats_empty, rank_m + p.cluster_m * lane);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kMma; ++i) {
-          const int row = group_row0 + i * 64 + slab_row;
-          if (row < p.m) low[i] = p.stats[row];
-          if (row + 8 < p.m) high[i] = p.stats[row + 8];
-        }
-      }
+    for (int i = 0; i < kMma; ++i) {
+      const int row = (group * kMma + i) * 64 + (warp % 4) * 16 + lane / 4;
+      low[i] = stats[row], high[i] = stats[row + 8];
     }
 
-    const int quad_column = 2 * (lane % 4);
-    int residual_box = 0;  // boxes of the current residual stage already passed
+    int residual_box = 0;  // residual stages already passed
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
 #pragma unroll
       for (int i = 0; i < kMma; ++i) {
-        auto affine = [&](int offset, int64_t packed0, float(&v)[32]) {
+        // Eight groups of eight columns, starting at group `first` of the accumulators.
+        auto affine = [&](auto layer_norm, int first, float(&v)[32]) {
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const int a = (offset + j) * 4;
-            const int column = column0 + chunk * 64 + j * 8 + quad_column;
-            const int64_t packed = packed0 + j * 8 + quad_column;
-            float2 bias = make_float2(0.0f, 0.0f), sums = make_float2(0.0f, 0.0f);
-            if (p.bias && column < p.n)
-              bias = Numeric<T>::unpack(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + packed));
-            if (p.norm == Norm::kLayer && column < p.n) sums = *reinterpret_cast<const float2*>(p.colsum + packed);
-            v[4 * j] = fmaf(acc[i][a] - low[i].mean * sums.x, low[i].scale, bias.x);
-            v[4 * j + 1] = fmaf(acc[i][a + 1] - low[i].mean * sums.y, low[i].scale, bias.y);
-            v[4 * j + 2] = fmaf(acc[i][a + 2] - high[i].mean * sums.x, high[i].scale, bias.x);
-            v[4 * j + 3] = fmaf(acc[i][a + 3] - high[i].mean * sums.y, high[i].scale, bias.y);
+            const int a = (first + j) * 4;
+            const float2 b = *reinterpret_cast<const float2*>(bias + (first + j) * 8 + 2 * (lane % 4));
+            float4 value = make_float4(acc[i][a], acc[i][a + 1], acc[i][a + 2], acc[i][a + 3]);
+            if constexpr (decltype(layer_norm)::value) {
+              const float2 c = *reinterpret_cast<const float2*>(bias + kTileN + (first + j) * 8 + 2 * (lane % 4));
+              value.x = fmaf(-low[i].mean, c.x, value.x), value.y = fmaf(-low[i].mean, c.y, value.y);
+              value.z = fmaf(-high[i].mean, c.x, value.z), value.w = fmaf(-high[i].mean, c.y, value.w);
+            }
+            v[4 * j] = fmaf(value.x, low[i].scale, b.x), v[4 * j + 1] = fmaf(value.y, low[i].scale, b.y);
+            v[4 * j + 2] = fmaf(value.z, high[i].scale, b.x), v[4 * j + 3] = fmaf(value.w, high[i].scale, b.y);
           }
         };
+        auto normalised = [&](int first, float(&v)[32]) {
+          if (p.layer_norm)
+            affine(BoolConstant<true>{}, first, v);
+          else
+            affine(BoolConstant<false>{}, first, v);
+        };
         float v[32];
+        normalised(chunk * 8, v);
+        activate<true>(v, p.activation);
         if constexpr (kGated) {
-          // A chunk of 64 columns may span blocks; eight columns never do.
-          auto affine_gated = [&](int half, float(&out)[32]) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              const int a = (half * (kTileN / 16) + chunk * 8 + j) * 4;
-              const int column = column0 + chunk * 64 + j * 8;
-              float2 bias = make_float2(0.0f, 0.0f), sums = make_float2(0.0f, 0.0f);
-              if ((p.bias || p.norm == Norm::kLayer) && column < p.n) {
-                const int64_t packed = static_cast<int64_t>(column / p.block) * 2 * p.block + column % p.block +
-                                       half * p.up_offset + quad_column;
-                if (p.bias)
-                  bias = Numeric<T>::unpack(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(p.bias) + packed));
-                if (p.norm == Norm::kLayer) sums = *reinterpret_cast<const float2*>(p.colsum + packed);
-              }
-              out[4 * j] = fmaf(acc[i][a] - low[i].mean * sums.x, low[i].scale, bias.x);
-              out[4 * j + 1] = fmaf(acc[i][a + 1] - low[i].mean * sums.y, low[i].scale, bias.y);
-              out[4 * j + 2] = fmaf(acc[i][a + 2] - high[i].mean * sums.x, high[i].scale, bias.x);
-              out[4 * j + 3] = fmaf(acc[i][a + 3] - high[i].mean * sums.y, high[i].scale, bias.y);
-            }
-          };
           float up[32];
-          affine_gated(0, v);
-          activate<true>(v, p.activation);
-          affine_gated(1, up);
+          normalised(kTileN / 16 + chunk * 8, up);
 #pragma unroll
           for (int j = 0; j < 32; ++j) v[j] *= up[j];
-        } else {
-          affine(chunk * 8, column0 + chunk * 64, v);
-          activate<true>(v, p.activation);
         }
 
         // 16-byte unit of row r, group j of the 128-byte-swizzled 64 x 64 box.
@@ -424,9 +344,8 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
           }
         }
 
-        if (group_thread == 0) wait_stores_read<1>();  // the other buffer may still be on its way
+        if (group_thread == 0) wait_stores_read<0>();  // long done: a chunk's arithmetic takes longer
         named_barrier_sync(group_barrier, 128);
-        const uint32_t out = own_buffers + buffer * 8192;
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
           store_matrices(unit(out, j), Numeric<T>::pack(v[4 * j], v[4 * j + 1]),
@@ -439,9 +358,10 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
             store_2d(p.y, out, column0 + chunk * 64, group_row0 + i * 64);
           commit_stores();
         }
-        buffer ^= 1;
       }
     }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(gathered_empty + buffer * 8);
     if (p.has_residual) {
       while (residual_box < Tile::kResidualStages) {
         barrier_wait(full + stage * 8, phase);
