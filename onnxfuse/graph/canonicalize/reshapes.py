@@ -37,8 +37,8 @@ def merge_reshapes(scope: Scope) -> int:
 
 
 def reshape_to_unsqueeze(scope: Scope) -> int:
-    """A Reshape that only inserts (or only removes) ones becomes `Unsqueeze` (`Squeeze`): for integers and bools, which make
-    up masks and positions, and wherever the target cannot be a constant. One that may split or merge heads stays."""
+    """A Reshape that only inserts (or only removes) ones becomes `Unsqueeze` (`Squeeze`): for integers and bools, which
+    make up masks and positions, and wherever the target cannot be a constant. One that may split heads stays."""
     count = 0
     for node in scope.nodes("Reshape"):
         before, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
@@ -55,7 +55,7 @@ def reshape_to_unsqueeze(scope: Scope) -> int:
         node.attrs.clear()
         if scope.opset < 13:
             node.attrs["axes"] = axes
-            del node.inputs[1:]
+            del node.inputs[1]
         else:
             node.inputs = [node.inputs[0], scope.integers(f"{node.outputs[0].name}_axes", axes)]
         count += 1
