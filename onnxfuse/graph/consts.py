@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -65,7 +66,7 @@ def of_attribute(
     value: object, limit: int | None = None
 ) -> tuple[str | None, tuple[int, ...] | None, np.ndarray | None]:
     """(dtype, shape, content) of a tensor attribute; the content only if it has at most `limit` elements."""
-    values = value._values if isinstance(value, gs.Constant) else value
+    values: Any = value._values if isinstance(value, gs.Constant) else value
     if isinstance(values, SparseValues) or not hasattr(values, "dtype"):
         return None, None, None
     shape = tuple(values.shape)

@@ -121,8 +121,8 @@ class Model:
             proto.opset_import.append(onnx.helper.make_opsetid(domain, self.opsets.get(domain, 1)))
 
     def _homes(self) -> dict[int, list[Constant]]:
-        """The constants that each graph (by id) is written with: those that it alone reads, and the main graph those that
-        several read (branches of one `If` do not see each other's)."""
+        """The constants that each graph (by id) is written with: those that it alone reads, and the main graph those
+        that several read (branches of one `If` do not see each other's)."""
         found: dict[Constant, Graph] = {}
         for graph in view.all_graphs(self.graph):
             for value in [*(v for node in graph.nodes for v in node.inputs), *graph.outputs]:

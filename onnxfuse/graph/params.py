@@ -75,8 +75,8 @@ def get(node: Node, name: str, opset: int) -> Any:
         opset: the imported version of the node's domain.
 
     Returns:
-        The value, the schema's default, or `MISSING` if the node has no such parameter, if it has no value and no default,
-        or if its value is computed when the model runs.
+        The value, the schema's default, or `MISSING` if the node has no such parameter, if it has no value and no
+        default, or if its value is computed when the model runs.
     """
     found = _get(node, name, opset)
     if found is MISSING and name in _OTHER_NAMES:
@@ -123,7 +123,7 @@ def _constant(value: object) -> Any:
     return array
 
 
-def axes(node: Node, opset: int, rank: int | None = None, name: str = "axes") -> tuple[int, ...] | None | _Missing:
+def axes(node: Node, opset: int, rank: int | None = None, name: str = "axes") -> tuple[int, ...] | _Missing | None:
     """The axes of a node; with `rank` all non-negative, in the order given. None if they are left out."""
     found = get(node, name, opset)
     if found is MISSING or found is None:

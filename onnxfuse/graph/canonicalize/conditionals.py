@@ -39,14 +39,16 @@ def _inline(scope: Scope, node: Node, taken: Graph, dropped: Graph) -> None:
     for output, result in zip(outputs, results, strict=True):
         if not scope.replace(output, result):
             # The graph's output keeps its name; something else of that value goes on being read under its own.
-            bridge = Node("Identity", name=scope.names.fresh(f"{output.name}_Identity"), inputs=[result], outputs=[output])
+            bridge = Node(
+                "Identity", name=scope.names.fresh(f"{output.name}_Identity"), inputs=[result], outputs=[output]
+            )
             graph.nodes.append(bridge)
 
 
 def _make_names_unique(scope: Scope, node: Node, branch: Graph) -> None:
     """Names that the branch makes must be new to the graph around it; another branch may have the same ones."""
     model = scope.engine.model
-    inside = [graph for graph in view.all_graphs(branch)]
+    inside = list(view.all_graphs(branch))
     ids = {id(graph) for graph in inside}
     taken: set[str] = set()
     for graph in model.graphs():

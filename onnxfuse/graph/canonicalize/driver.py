@@ -19,6 +19,7 @@ from onnxfuse.graph.canonicalize import (
     transposes,
 )
 from onnxfuse.graph.canonicalize.scope import Scope
+from onnxfuse.graph.ir import Graph
 from onnxfuse.graph.shapes import Inference
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def canonicalize(model: Model) -> dict[str, int]:
     return counts
 
 
-def _roots(model: Model) -> list:
+def _roots(model: Model) -> list[Graph]:
     return [model.graph, *model.functions]
 
 

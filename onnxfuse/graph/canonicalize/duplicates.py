@@ -16,7 +16,9 @@ from onnxfuse.graph.shapes import content as contents
 #: Constants of at most this many bytes are compared by value, larger ones by identity.
 SMALL = 1024
 
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 _UNMERGEABLE = _RANDOM | {"Dropout"}
 #: Domains whose other ops surely give the same result for the same inputs.
 _PURE_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "onnxfuse", "onnxfuse.std"})
@@ -28,7 +30,11 @@ def merge_constants(scope: Scope) -> int:
     count = 0
     for node in scope.graph.nodes:
         for index, value in enumerate(node.inputs):
-            if not isinstance(value, Constant) or isinstance(value._values, Deferred) or consts.nbytes_of(value) > SMALL:
+            if (
+                not isinstance(value, Constant)
+                or isinstance(value._values, Deferred)
+                or consts.nbytes_of(value) > SMALL
+            ):
                 continue
             key = value.__dict__.get("_key")
             if key is None:
@@ -55,7 +61,12 @@ def merge_nodes(scope: Scope) -> int:
     first: dict[Hashable, Node] = {}
     count = 0
     for node in list(scope.graph.nodes):
-        if node.op in _UNMERGEABLE or view.domain(node) not in _PURE_DOMAINS or view.subgraphs(node) or not node.outputs:
+        if (
+            node.op in _UNMERGEABLE
+            or view.domain(node) not in _PURE_DOMAINS
+            or view.subgraphs(node)
+            or not node.outputs
+        ):
             continue
         attrs = _attributes_key(node)
         if attrs is None:
@@ -88,7 +99,7 @@ def _attributes_key(node: Node) -> Hashable | None:
             key.append((name, _scalar_key(value)))
         else:
             return None
-    if node.source is not None and len(node.source.attribute) != len(node.__dict__.get("source_attrs", node.attrs)):
+    if node.source is not None and len(node.source.attribute) != len(node.__dict__.get("source_attrs") or node.attrs):
         return None  # attributes of types that the IR does not hold
     return tuple(key)
 
@@ -98,8 +109,8 @@ def _scalar_key(value: object) -> Hashable:
 
 
 def merge_sizes(scope: Scope) -> int:
-    """Of values whose symbolic content is the same, the first computed serves all: chains of shape arithmetic that end in
-    the same sizes become one, wherever they read the sizes from."""
+    """Of values whose symbolic content is the same, the first computed serves all: chains of shape arithmetic that end
+    in the same sizes become one, wherever they read the sizes from."""
     first: dict[Hashable, Value] = {}
     for value in scope.graph.inputs:
         if value.content is not None:

@@ -139,7 +139,7 @@ def _squeeze(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
 
 
 def _unsqueeze(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
-    return np.expand_dims(arrays[0], _axes(arrays, attrs))
+    return np.expand_dims(arrays[0], _axes(arrays, attrs) or ())
 
 
 def _transpose(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
@@ -148,7 +148,7 @@ def _transpose(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
 
 def _constant_of_shape(arrays: Arrays, attrs: Attrs, opset: int) -> np.ndarray | None:
     fill = attrs.get("value")
-    array = np.zeros(1, dtype=np.float32) if fill is None else consts.of_attribute(fill)[2]
+    array: Any = np.zeros(1, dtype=np.float32) if fill is None else consts.of_attribute(fill)[2]
     return np.full(arrays[0].tolist(), array.reshape(-1)[0], dtype=array.dtype)
 
 

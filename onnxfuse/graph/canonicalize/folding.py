@@ -44,7 +44,12 @@ def _values_of(node: Node) -> object:
     if "value" in attrs:
         value = attrs["value"]
         return value._values if isinstance(value, gs.Constant) else value if isinstance(value, np.ndarray) else None
-    for name, dtype in (("value_int", "int64"), ("value_ints", "int64"), ("value_float", "float32"), ("value_floats", "float32")):
+    for name, dtype in (
+        ("value_int", "int64"),
+        ("value_ints", "int64"),
+        ("value_float", "float32"),
+        ("value_floats", "float32"),
+    ):
         if name in attrs:
             return np.array(attrs[name], dtype=numpy_of(dtype))
     return None
@@ -79,7 +84,9 @@ def fold_constants(scope: Scope) -> int:
         size = _bytes(output)
         if size is None or not _worth(node, present, size):
             continue
-        result = _later(node, scope.opset, output) if size > LATER else evaluate(node.op, present, node.attrs, scope.opset)
+        result = (
+            _later(node, scope.opset, output) if size > LATER else evaluate(node.op, present, node.attrs, scope.opset)
+        )
         if result is None or result.nbytes > max(size, ALWAYS):
             continue
         count += scope.replace(output, scope.constant(output.name, result))

@@ -11,8 +11,8 @@ from onnxfuse.graph.types import numpy_of
 
 
 def unflatten_products(scope: Scope) -> int:
-    """Reshape to two dimensions, MatMul or Gemm with one weight (then a bias), Reshape back: MatMul (and Add) of the tensor
-    as it was."""
+    """Reshape to two dimensions, MatMul or Gemm with one weight (then a bias), Reshape back: MatMul (and Add) of the
+    tensor as it was."""
     count = 0
     if scope.opset < 5:
         return 0
@@ -89,8 +89,8 @@ def _gemm_parts(scope: Scope, gemm: Node) -> tuple[Value, Value | None] | None:
 
 
 def unflatten_batched_products(scope: Scope) -> int:
-    """MatMul of two tensors whose leading dimensions were merged (as torch.bmm wants them), then split again: MatMul of the
-    tensors as they were."""
+    """MatMul of two tensors whose leading dimensions were merged (as torch.bmm wants them), then split again: MatMul of
+    the tensors as they were."""
     count = 0
     for node in scope.nodes("Reshape"):
         product = maker_of(node.inputs[0], "MatMul")

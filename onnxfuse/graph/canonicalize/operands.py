@@ -104,8 +104,8 @@ def fill_of(value: Value) -> float | int | bool | None:
 
 
 def _neutral(node: Node) -> Value | None:
-    """The operand that the node returns unchanged, or None. Exact for every value, NaN and infinities included; adding a
-    float zero is not (it turns −0 into 0)."""
+    """The operand that the node returns unchanged, or None. Exact for every value, NaN and infinities included; adding
+    a float zero is not (it turns −0 into 0)."""
     left, right = node.inputs
     number = fill_of(right)
     if number is None and node.op in COMMUTATIVE:
@@ -144,8 +144,8 @@ def remove_neutral(scope: Scope) -> int:
 
 
 def known_conditions(scope: Scope) -> int:
-    """`Where` with a condition that is the same everywhere, or with one value for both cases, is that value (expanded if
-    need be); `Not(Not(x))` is x."""
+    """`Where` with a condition that is the same everywhere, or with one value for both cases, is that value;
+    `Not(Not(x))` is x."""
     count = 0
     for node in scope.nodes("Where", "Not"):
         if node.op == "Not":

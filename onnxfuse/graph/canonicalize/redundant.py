@@ -6,6 +6,7 @@ from onnxfuse.graph import consts
 from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, numbers_of, shape_of, static_attr
 from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.ir import Constant, Node
+from onnxfuse.graph.shapes.table import Shape
 from onnxfuse.graph.types import onnx_of
 
 #: For each dtype, those that hold all of its values exactly.
@@ -20,7 +21,8 @@ _WIDER = {
     "uint16": {"int32", "int64", "uint32", "uint64", "float32", "float64"},
     "uint32": {"int64", "uint64", "float64"},
     "bool": {
-        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
+        "float64",
     },
 }  # fmt: skip
 
@@ -50,7 +52,7 @@ def _drop_empty_operands(scope: Scope, node: Node) -> bool:
     return len(node.inputs) == 1
 
 
-def _is_empty_along(shape: tuple | None, axis: int | None) -> bool:
+def _is_empty_along(shape: Shape | None, axis: int | None) -> bool:
     if shape is None or axis is None or not -len(shape) <= axis < len(shape):
         return False
     size = shape[axis]

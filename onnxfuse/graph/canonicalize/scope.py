@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import consts, edit, view
+from onnxfuse.graph.dims import SymInt
 from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Value, Variable
 from onnxfuse.graph.shapes import Inference
 from onnxfuse.graph.shapes import content as contents
@@ -76,7 +77,12 @@ class Scope:
         return self.constant(prefix, np.array(numbers, dtype=np.int64))
 
     def insert(
-        self, before: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any] | None = None, prefix: str | None = None
+        self,
+        before: Node,
+        op: str,
+        inputs: Sequence[Value],
+        attrs: Mapping[str, Any] | None = None,
+        prefix: str | None = None,
     ) -> Variable:
         """A new node with one output, placed before another; its output, already inferred."""
         output = Variable(self.names.fresh(prefix or f"{before.outputs[0].name}_{op}"))
@@ -97,7 +103,7 @@ def dtype_of(value: Value) -> str | None:
     return consts.dtype_of(value) if isinstance(value, Constant) else value.dtype
 
 
-def numbers_of(value: Value) -> list | None:
+def numbers_of(value: Value) -> list[SymInt] | None:
     """Symbolic content as a list, or None."""
     found = contents.of_value(value)
     return None if found is None else contents.flat(found)

@@ -6,6 +6,7 @@ A size that an exporter reads from the middle of a layer makes that value look a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from onnxfuse.graph.ir import Constant, Node, Value, Variable
 
 #: Shape arithmetic that starts from inputs' shapes and constants is left as it is.
 _ARITHMETIC = (
-    "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Min", "Max", "Identity",
+    "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Identity", "Add", "Sub", "Mul", "Div",
+    "Min", "Max",
 )  # fmt: skip
 
 
@@ -36,8 +38,11 @@ class _Roots:
         self._sizes: dict[tuple[SymInt, bool], Value] = {}
         self._rooted: dict[Value, bool] = {}
         for node in scope.nodes("Shape", "Gather"):
-            if node.op == "Shape" and id(node.inputs[0]) in self.inputs and not node.attrs.get("start") and (
-                node.attrs.get("end") is None
+            if (
+                node.op == "Shape"
+                and id(node.inputs[0]) in self.inputs
+                and not node.attrs.get("start")
+                and (node.attrs.get("end") is None)
             ):
                 self._shapes.setdefault(id(node.inputs[0]), node.outputs[0])
                 self._rooted[node.outputs[0]] = True
@@ -57,7 +62,7 @@ class _Roots:
             self._rooted[value] = known
         return known
 
-    def _make(self, op: str, inputs: Sequence[Value], prefix: str, attrs: dict | None = None) -> Value:
+    def _make(self, op: str, inputs: Sequence[Value], prefix: str, attrs: dict[str, Any] | None = None) -> Value:
         output = Variable(self.scope.names.fresh(prefix))
         node = Node(op, name=output.name, attrs=attrs or {}, inputs=list(inputs), outputs=[output])
         self.scope.engine.infer_node(node)
@@ -83,6 +88,10 @@ class _Roots:
             found = self._make("Gather", [self.shape(value), index], f"{value.name}_size_{axis}", {"axis": 0})
             self._sizes[size, vector] = found
         return found
+
+    def has_all(self, content: tuple[SymInt, ...]) -> bool:
+        """Whether every size of a shape is a constant or can be read from an input."""
+        return all(not isinstance(item, Dim) or item in self.places for item in content)
 
     def vector(self, content: tuple[SymInt, ...]) -> Value | None:
         """A vector of named and known sizes."""
@@ -114,9 +123,8 @@ def root_sizes(scope: Scope) -> int:
             new = roots.size(content, False)
         elif isinstance(content, tuple) and len(content) == 1 and isinstance(content[0], Dim):
             new = roots.size(content[0], True)
-        elif node.op == "Shape" and isinstance(content, tuple) and not _only_picked_from(output):
-            if all(not isinstance(item, Dim) or item in roots.places for item in content):
-                new = roots.vector(content)
+        elif node.op == "Shape" and not _only_picked_from(output) and roots.has_all(content):
+            new = roots.vector(content)
         if new is not None and scope.replace(output, new):
             count += 1
     if roots.made:

@@ -17,7 +17,7 @@ TO_THE_END = np.iinfo(np.int64).max
 
 
 def constant_target(before: Shape, after: Shape, free: int | None = None) -> list[int] | None:
-    """A constant `Reshape` target (``allowzero`` 0) that turns shape `before` into `after`, for every size of the symbols.
+    """A constant `Reshape` target (``allowzero`` 0) that turns shape `before` into `after`, whatever the symbols are.
 
     0 copies a size that stays where it is. −1 needs the product of the others not to be zero, else there is no
     answer, so it serves only where that is sure; or at `free`, where the target had it already.
@@ -114,8 +114,8 @@ def expand_targets(scope: Scope) -> int:
 
 
 def slice_bounds(scope: Scope) -> int:
-    """Bounds of slices with constant steps and axes become constants: clamped to a known size and not negative, or "to the
-    end"; axes are not negative; steps of 1 are left out."""
+    """Bounds of slices with constant steps and axes become constants: clamped to a known size and not negative, or "to
+    the end"; axes are not negative; steps of 1 are left out."""
     count = 0
     if scope.opset < 10:
         return 0
@@ -145,7 +145,9 @@ def slice_bounds(scope: Scope) -> int:
                 continue
             name = f"{node.outputs[0].name}_{('starts', 'ends', 'axes')[index - 1]}"
             # The dtype stays: starts, ends, axes and steps must have one.
-            dtype = np.int32 if _is_int32(node) and max(map(abs, new)) < 2**31 else np.int64
+            dtype = (
+                np.int32 if _is_int32(node) and max(abs(n) for n in new if not isinstance(n, Dim)) < 2**31 else np.int64
+            )
             if _is_int32(node) and dtype is np.int64:
                 continue
             node.inputs[index] = scope.constant(name, np.array(new, dtype=dtype))
@@ -165,7 +167,7 @@ def _constant_or(node: Node, index: int, default: Sequence[int]) -> list[int] | 
 
 
 def _bound(bound: SymInt, size: SymInt, extreme: SymInt) -> SymInt:
-    """A bound in its plainest form. `extreme` is what leaves this side untouched: 0 for a start, the size for an end."""
+    """A bound in its plainest form. `extreme` leaves this side untouched: 0 for a start, the size for an end."""
     if isinstance(bound, Dim):
         if isinstance(extreme, Dim) and dims.is_nonnegative(bound - extreme):
             return TO_THE_END

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from onnxfuse.graph import consts, dims
 from onnxfuse.graph.canonicalize.scope import Scope, maker_of, shape_of, static_attr
 from onnxfuse.graph.ir import Constant, Deferred, Node
@@ -42,8 +46,8 @@ def merge_transposes(scope: Scope) -> int:
 
 
 def fold_constant_transposes(scope: Scope) -> int:
-    """A Transpose of an initializer becomes an initializer. Not when the initializer is large and has other readers: the
-    file would hold it twice."""
+    """A Transpose of an initializer becomes an initializer. Not when the initializer is large and has other readers:
+    the file would hold it twice."""
     count = 0
     for node in scope.nodes("Transpose"):
         weight = node.inputs[0]
@@ -52,15 +56,15 @@ def fold_constant_transposes(scope: Scope) -> int:
             continue
         dtype = consts.dtype_of(weight)
         shared = any(reader is not node for reader in weight.outputs)
-        if dtype in (None, "string") or (shared and consts.nbytes_of(weight) > SMALL):
+        if dtype is None or dtype == "string" or (shared and consts.nbytes_of(weight) > SMALL):
             continue
         shape = consts.shape_of(weight)
-        turned = Deferred([shape[axis] for axis in perm], numpy_of(dtype), _turner(weight, perm))  # type: ignore[arg-type]
+        turned = Deferred([shape[axis] for axis in perm], numpy_of(dtype), _turner(weight, perm))
         count += scope.replace(node.outputs[0], scope.constant(f"{weight.name}_T", turned))
     return count
 
 
-def _turner(weight: Constant, perm: list[int]):  # noqa: ANN202
+def _turner(weight: Constant, perm: list[int]) -> Callable[[], np.ndarray]:
     return lambda: consts.array(weight).transpose(perm)
 
 

@@ -110,10 +110,13 @@ def less(left: SymInt, right: SymInt) -> bool | Dim:
 
 def negate(truth: bool | Dim) -> bool | Dim:
     """Not, of a truth value."""
-    return 1 - truth if isinstance(truth, Dim) else not truth
+    if not isinstance(truth, Dim):
+        return not truth
+    opposite = 1 - truth
+    return opposite if isinstance(opposite, Dim) else bool(opposite)
 
 
-def _truth(kind: str, args: tuple, key: str) -> Dim:
+def _truth(kind: str, args: tuple[SymInt, ...], key: str) -> Dim:
     return make_atom(kind, args, 0, 1, key)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 #: No bound.
 INFINITY = math.inf
@@ -15,7 +16,7 @@ class Atom:
 
     __slots__ = ("_hash", "args", "high", "key", "kind", "low")
 
-    def __init__(self, kind: str, args: tuple, low: float, high: float, key: str) -> None:
+    def __init__(self, kind: str, args: tuple[Any, ...], low: float, high: float, key: str) -> None:
         self.kind = kind
         self.args = args
         self.low = low
@@ -42,7 +43,7 @@ class Atom:
 Monomial = tuple[Atom, ...]
 
 
-def _order(monomial: Monomial) -> tuple:
+def _order(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
     """A monomial order (graded, then lexicographic): sorting by it is stable under multiplication."""
     return (-len(monomial), tuple(atom.key for atom in monomial))
 
@@ -76,7 +77,7 @@ class Dim:
     def __rsub__(self, other: SymInt) -> SymInt:
         return _sum(-self, other, 1)
 
-    def __neg__(self) -> SymInt:
+    def __neg__(self) -> Dim:
         return Dim(tuple((monomial, -factor) for monomial, factor in self.terms))
 
     def __mul__(self, other: SymInt) -> SymInt:
@@ -111,7 +112,7 @@ class Dim:
         raise TypeError("a symbolic size has no truth value; use `equal`, `is_positive` or `bounds`")
 
     def __repr__(self) -> str:
-        parts: list[str] = []
+        parts: list[tuple[str, str]] = []
         for monomial, factor in self.terms:
             factors = [atom.key for atom in monomial]
             if not factors or factor not in (1, -1):
@@ -175,7 +176,7 @@ def _sum(left: Dim, right: SymInt, sign: int) -> SymInt:
     return _from_terms(found)
 
 
-def make_atom(kind: str, args: tuple, low: float, high: float, key: str) -> Dim:
+def make_atom(kind: str, args: tuple[Any, ...], low: float, high: float, key: str) -> Dim:
     if len(key) > 400 and kind != "symbol":
         # Nested expressions would grow their texts without bound.
         key = f"{kind}({hashlib.blake2s(key.encode(), digest_size=8).hexdigest()})"

@@ -11,7 +11,7 @@ Every claim holds for all sizes of the named input dimensions (≥ 0) for which 
 table go through ONNX's own inference for that node; what is still unknown stays None.
 """
 
-from onnxfuse.graph.shapes import contrib, control, elementwise, indexing, matrix, reduction, structure  # noqa: F401
+from onnxfuse.graph.shapes import contrib, control, elementwise, indexing, matrix, reduction, resizing, structure  # noqa: F401
 from onnxfuse.graph.shapes.engine import Inference, infer
 from onnxfuse.graph.shapes.table import Call, Unknown, register, register_types
 

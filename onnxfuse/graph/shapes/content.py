@@ -85,13 +85,17 @@ def as_objects(content: Content, shape: Sequence[int]) -> np.ndarray:
 
 def static(shape: Sequence[SymInt] | None) -> tuple[int, ...] | None:
     """The shape if all of its dimensions are constants and the tensor is small enough to have content."""
-    if shape is None or any(isinstance(d, Dim) for d in shape):
+    if shape is None:
         return None
-    return tuple(shape) if math.prod(shape) <= LIMIT else None  # type: ignore[arg-type]
+    sizes = tuple(d for d in shape if not isinstance(d, Dim))
+    return sizes if len(sizes) == len(shape) and math.prod(sizes) <= LIMIT else None
 
 
 def elementwise(
-    function: Callable[..., SymInt | None], shapes: Sequence[tuple[int, ...]], found: Sequence[Content], out: tuple[int, ...]
+    function: Callable[..., SymInt | None],
+    shapes: Sequence[tuple[SymInt, ...]],
+    found: Sequence[Content],
+    out: tuple[int, ...],
 ) -> Content | None:
     """Apply a function to broadcast contents; None as soon as it returns None for an element."""
     columns = []
@@ -102,9 +106,14 @@ def elementwise(
         elif len(items) == 1:
             columns.append(items * math.prod(out))
         else:
-            index = np.broadcast_to(np.arange(len(items)).reshape(shape), out).ravel()
+            index = np.broadcast_to(
+                np.arange(len(items)).reshape([int(d) for d in shape if not isinstance(d, Dim)]), out
+            ).ravel()
             columns.append([items[i] for i in index])
-    results = [function(*row) for row in zip(*columns, strict=True)]
-    if any(result is None for result in results):
-        return None
+    results: list[SymInt] = []
+    for row in zip(*columns, strict=True):
+        result = function(*row)
+        if result is None:
+            return None
+        results.append(result)
     return nest(results, out)

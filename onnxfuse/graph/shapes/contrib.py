@@ -10,11 +10,19 @@ from onnxfuse.graph.shapes.table import TABLE, Call, Unknown, of_ops, register
 MICROSOFT = "com.microsoft"
 
 for _op in (
-    "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd", "RotaryEmbedding", "SimplifiedLayerNormalization", "GroupNorm",
+    "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd",
+    "RotaryEmbedding", "GroupNorm",
     "BiasSoftmax",
 ):  # fmt: skip
     register(_op, same_as_first, MICROSOFT)
-for _op in ("LayerNormalization", "Trilu", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
+for _op in (
+    "LayerNormalization",
+    "SimplifiedLayerNormalization",
+    "Trilu",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+):
     if ("", _op) in TABLE:
         register(_op, TABLE["", _op], MICROSOFT)
 

@@ -25,18 +25,28 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 @of_ops(
-    "Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
+    "Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu",
+    "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
     "Tanh", "Softplus", "Softsign", "Mish", "Gelu", "Erf", "Sqrt", "Reciprocal", "Exp", "Log", "Floor", "Ceil", "Round",
-    "Sign", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Softmax", "LogSoftmax",
-    "Hardmax", "Clip", "Trilu", "CumSum", "CumProd", "Identity", "BitwiseNot", "Bernoulli", "LRN", "LpNormalization",
-    "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "RMSNormalization", "RotaryEmbedding",
-    "ScatterElements", "ScatterND", "Scatter", "ReverseSequence", "Shrink", "SimplifiedLayerNormalization", "TensorScatter",
+    "Sign", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh",
+    "Asinh", "Acosh", "Atanh", "Softmax", "LogSoftmax",
+    "Hardmax", "Clip", "Trilu", "CumSum", "CumProd", "Identity", "BitwiseNot", "LRN", "LpNormalization",
+    "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "RotaryEmbedding",
+    "ScatterElements", "ScatterND", "Scatter", "ReverseSequence",
+    "Shrink", "TensorScatter",
 )  # fmt: skip
 def same_as_first(call: Call) -> None:
     call.set(0, call.dtype(0))
     call.set(0, None, call.shape(0))
     if call.node.op == "Identity":
         call.set(0, content=call.content(0))
+
+
+@of_ops("RMSNormalization", "SimplifiedLayerNormalization")
+def root_mean_square_norm(call: Call) -> None:
+    """The result has the scale's dtype, which may differ from the input's."""
+    call.set(0, call.dtype(1) or call.dtype(0))
+    call.set(0, None, call.shape(0))
 
 
 @of_ops("IsNaN", "IsInf")
@@ -88,7 +98,8 @@ _COMPARISONS = frozenset({"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrE
 
 
 @of_ops(
-    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor",
+    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Equal", "Less", "Greater",
+    "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor",
     "Max", "Min", "Sum", "Mean", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift",
 )  # fmt: skip
 def _broadcasting(call: Call) -> None:
@@ -170,7 +181,7 @@ def _dropout(call: Call) -> None:
     call.set(1, None, shape)
 
 
-@of_ops("RandomNormalLike", "RandomUniformLike", "EyeLike")
+@of_ops("RandomNormalLike", "RandomUniformLike", "EyeLike", "Bernoulli")
 def _like(call: Call) -> None:
     number = call.attr("dtype")
     call.set(0, name_of(number) if number is not None else call.dtype(0))

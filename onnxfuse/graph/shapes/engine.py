@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import onnx
@@ -73,10 +73,8 @@ class Inference:
         if function is None and domain in _ALIASES:
             function = TABLE.get((_ALIASES[domain], node.op))
         if function is not None:
-            try:
+            with suppress(Unknown):
                 function(Call(node, self))
-            except Unknown:
-                pass
         else:
             fallback.infer(Call(node, self))
             for inner in view.subgraphs(node):
@@ -114,9 +112,17 @@ class Inference:
             return
         info = value.__dict__.get("declared")
         if info is None or not info.type.HasField("tensor_type"):
-            value.shape = None if value.shape is None else tuple(
-                dims.parse(d) if isinstance(d, str) and d else d if isinstance(d, (int, Dim)) else self.fresh(value, axis)
-                for axis, d in enumerate(value.shape)
+            value.shape = (
+                None
+                if value.shape is None
+                else tuple(
+                    dims.parse(d)
+                    if isinstance(d, str) and d
+                    else d
+                    if isinstance(d, (int, Dim))
+                    else self.fresh(value, axis)
+                    for axis, d in enumerate(value.shape)
+                )
             )
         else:
             value.dtype = name_of(info.type.tensor_type.elem_type)

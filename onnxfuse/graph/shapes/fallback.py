@@ -65,7 +65,9 @@ def infer(call: Call) -> None:
             shape = [
                 d.dim_value
                 if d.HasField("dim_value")
-                else known.get(d.dim_param, call.fresh(index, axis)) if d.dim_param else call.fresh(index, axis)
+                else known.get(d.dim_param, call.fresh(index, axis))
+                if d.dim_param
+                else call.fresh(index, axis)
                 for axis, d in enumerate(info.tensor_type.shape.dim)
             ]
         call.set(index, name_of(info.tensor_type.elem_type), shape)

@@ -16,18 +16,18 @@ def _gather(call: Call) -> None:
     shape = (*data[:axis], *indices, *data[axis + 1 :])
     call.set(0, None, shape)
     content, picks = call.content(0), call.content(1)
-    if content is None or picks is None or contents.static(data) is None or contents.static(shape) is None:
+    sizes, picked, out = contents.static(data), contents.static(indices), contents.static(shape)
+    if content is None or picks is None or sizes is None or picked is None or out is None:
         return
-    numbers = contents.flat(picks)
-    size = data[axis]
-    if any(isinstance(n, Dim) or not -size <= n < size for n in numbers):
+    size = sizes[axis]
+    if any(isinstance(n, Dim) or not -size <= n < size for n in contents.flat(picks)):
         return
     if len(data) == 1:
-        taken = [content[n] for n in numbers]
+        taken = [content[n] for n in contents.flat(picks)]
     else:
-        index = contents.as_objects(picks, indices).astype(int)  # type: ignore[arg-type]
-        taken = list(contents.as_objects(content, data).take(index, axis=axis).ravel())  # type: ignore[arg-type]
-    call.set(0, content=contents.nest(taken, shape))  # type: ignore[arg-type]
+        index = contents.as_objects(picks, picked).astype(int)
+        taken = list(contents.as_objects(content, sizes).take(index, axis=axis).ravel())
+    call.set(0, content=contents.nest(taken, out))
 
 
 @of_ops("GatherElements")

@@ -114,8 +114,8 @@ def _conv(call: Call) -> None:
     quantized = call.node.op == "QLinearConv"
     call.set(0, {"Conv": call.dtype(0), "ConvInteger": "int32"}.get(call.node.op, call.dtype(7)))
     data, weight = call.shape(0), call.shape(3 if quantized else 1)
-    kernel = call.attr("kernel_shape") or weight[2:]
-    if any(isinstance(k, Dim) for k in kernel):
+    kernel = [k for k in call.attr("kernel_shape") or weight[2:] if not isinstance(k, Dim)]
+    if len(kernel) != len(data) - 2:
         raise Unknown
     call.set(0, None, (data[0], weight[0], *_windows(call, data[2:], kernel)))
 

@@ -11,7 +11,6 @@ from onnxfuse.graph.dims import Dim, SymInt
 from onnxfuse.graph.shapes import content as contents
 from onnxfuse.graph.shapes.elementwise import broadcast_shapes
 from onnxfuse.graph.shapes.table import Call, Shape, Unknown, of_ops
-from onnxfuse.graph.types import name_of
 
 #: A slice bound of at least this is "to the end"; no dimension is as large.
 END = 2**31 - 1
@@ -182,7 +181,7 @@ def _concat(call: Call) -> None:
     call.set(0, None, shape)
     found = [call.content(i) for i in range(len(call.inputs))]
     if rank == 1 and all(f is not None for f in found):
-        call.set(0, content=tuple(item for f in found for item in f))
+        call.set(0, content=tuple(item for f in found for item in contents.flat(f)))
 
 
 def _sum(sizes: Sequence[SymInt]) -> SymInt:
@@ -214,13 +213,17 @@ def _split(call: Call) -> None:
         chunk = -(-size // count)
         exact = dims.divide_exactly(size, count)
         sizes = [exact] * count if exact is not None else [chunk] * (count - 1) + [size - chunk * (count - 1)]
-    content = call.content(0) if len(shape) == 1 and all(isinstance(s, int) for s in sizes) else None
-    start = 0
     for index, part in enumerate(sizes):
         call.set(index, None, (*shape[:axis], part, *shape[axis + 1 :]))
-        if content is not None:
-            call.set(index, content=content[start : start + part])  # type: ignore[operator]
-            start += part  # type: ignore[operator]
+    content = call.content(0) if len(shape) == 1 else None
+    if content is None:
+        return
+    start = 0
+    for index, part in enumerate(sizes):
+        if isinstance(part, Dim):
+            return
+        call.set(index, content=content[start : start + part])
+        start += part
 
 
 def slice_size(size: SymInt, start: SymInt, end: SymInt, step: int) -> SymInt:
@@ -317,7 +320,7 @@ def _expand(call: Call) -> None:
     out = contents.static(shape)
     content = call.content(0)
     if out is not None and content is not None:
-        call.set(0, content=contents.elementwise(lambda x: x, [call.shape(0)], [content], out))  # type: ignore[list-item]
+        call.set(0, content=contents.elementwise(lambda x: x, [call.shape(0)], [content], out))
 
 
 @of_ops("ConstantOfShape")
@@ -362,55 +365,3 @@ def _range(call: Call) -> None:
     call.set(0, None, (length,))
     if isinstance(length, int) and length <= contents.LIMIT:
         call.set(0, content=tuple(start + i * step for i in range(length)))
-
-
-@of_ops("Tile")
-def _tile(call: Call) -> None:
-    call.set(0, call.dtype(0))
-    shape = call.shape(0)
-    found = call.content(1)
-    if found is None:
-        call.set(0, None, tuple(call.fresh(0, axis) for axis in range(len(shape))))
-        return
-    call.set(0, None, tuple(d * r for d, r in zip(shape, contents.flat(found), strict=True)))
-
-
-@of_ops("Pad")
-def _pad(call: Call) -> None:
-    call.set(0, call.dtype(0))
-    shape = list(call.shape(0))
-    call.set(0, None, tuple(call.fresh(0, axis) for axis in range(len(shape))))
-    pads = call.attr("pads") if call.opset >= 2 else call.attr("paddings")
-    if pads is None:
-        pads = call.numbers(1)
-    axes = [call.axis(a, len(shape)) for a in call.constant_numbers(3)] if call.has(3) else list(range(len(shape)))
-    for i, axis in enumerate(axes):
-        shape[axis] = shape[axis] + pads[i] + pads[i + len(axes)]
-    call.set(0, None, shape)
-
-
-@of_ops("DepthToSpace")
-def _depth_to_space(call: Call) -> None:
-    call.set(0, call.dtype(0))
-    n, c, h, w = call.shape(0)
-    block = call.attr("blocksize")
-    call.set(0, None, (n, c // (block * block), h * block, w * block))
-
-
-@of_ops("SpaceToDepth")
-def _space_to_depth(call: Call) -> None:
-    call.set(0, call.dtype(0))
-    n, c, h, w = call.shape(0)
-    block = call.attr("blocksize")
-    call.set(0, None, (n, c * block * block, h // block, w // block))
-
-
-@of_ops("Resize", "Upsample")
-def _resize(call: Call) -> None:
-    call.set(0, call.dtype(0))
-    rank = call.rank(0)
-    call.set(0, None, tuple(call.fresh(0, axis) for axis in range(rank)))
-    if call.has(3) and call.attr("axes") is None and call.attr("keep_aspect_ratio_policy", "stretch") == "stretch":
-        sizes = call.numbers(3)
-        if len(sizes) == rank:
-            call.set(0, None, sizes)

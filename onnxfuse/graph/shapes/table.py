@@ -26,7 +26,7 @@ class Unknown(Exception):
 class Call:
     """A node under inference: reads what is known of its inputs, sets what follows for its outputs."""
 
-    __slots__ = ("node", "engine", "inputs", "outputs")
+    __slots__ = ("engine", "inputs", "node", "outputs")
 
     def __init__(self, node: Node, engine: Inference) -> None:
         self.node = node
@@ -105,7 +105,11 @@ class Call:
         return None if axes is None else [self.axis(int(a), rank) for a in axes]
 
     def set(
-        self, index: int, dtype: str | None = None, shape: Sequence[SymInt] | None = None, content: Content | None = None
+        self,
+        index: int,
+        dtype: str | None = None,
+        shape: Sequence[SymInt] | None = None,
+        content: Content | None = None,
     ) -> None:
         """What is known of an output; repeated calls add to it."""
         if index >= len(self.outputs):
