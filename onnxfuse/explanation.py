@@ -82,7 +82,7 @@ class Miss:
     in_pieces: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        own = {k: v for k, v in vars(self.reason).items()}
+        own = dict(vars(self.reason))
         rest = {k: getattr(self, k) for k in ("node", "values", "count", "phase", "passed", "bound", "taken_by")}
         others = [vars(a) for a in self.alternatives]
         return {"rule": self.rule, "stage": self.stage, "file": self.file, **own, **rest, "alternatives": others}

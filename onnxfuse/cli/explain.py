@@ -27,7 +27,8 @@ from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK
 @options.json_option
 def explain_command(
     model: str, rule: str | None, node: str | None, output: str | None, target: str, rule_paths: tuple[str, ...],
-    disable: tuple[str, ...], exclude_node: tuple[str, ...], verify: bool, limit: int, fail_on_miss: bool, as_json: bool,
+    disable: tuple[str, ...], exclude_node: tuple[str, ...], verify: bool, limit: int, fail_on_miss: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Show why rules did not fire on MODEL: the furthest constraint that each of them reached.
 

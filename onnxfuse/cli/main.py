@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("onnxfuse.cli.run", "Run a model, fused or not, on given or generated inputs."),
     "unfuse": ("onnxfuse.cli.unfuse", "Turn fused ops back into standard ONNX ops."),
     "explain": ("onnxfuse.cli.explain", "Show why rules did not fire: the constraint that stopped each."),
+    "rules": ("onnxfuse.cli.rules", "List, show, check, test and write rules."),
     "inspect": ("onnxfuse.cli.inspect", "Show what a model is: blocks, parameters, cost per op, memory."),
     "diff": ("onnxfuse.cli.diff", "Show what changed between two models, in blocks and ops."),
     "bench": ("onnxfuse.cli.bench", "Time a model before and after fusing."),

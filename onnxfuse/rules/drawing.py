@@ -1,4 +1,4 @@
-"""A rule as a person reads it: one line a value from the output down, alternatives under each other, then the rewrite."""
+"""A rule as a person reads it: one line a value from the output down, then the rewrite."""
 
 from __future__ import annotations
 

@@ -17,15 +17,16 @@ from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph import canonicalize, shapes
 from onnxfuse.graph import model as models
 from onnxfuse.rewrite import driver
-from onnxfuse.ruletest.cases import Case, cases, load, model_of
-from onnxfuse.ruletest.run import inaccuracy
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.rules.program import Program
+from onnxfuse.ruletest.cases import Case, cases, load, model_of
+from onnxfuse.ruletest.run import inaccuracy
 
 #: Another op of the same operands, which means something else.
 _OTHER_OP = {
     "Add": "Sub", "Sub": "Add", "Mul": "Add", "Div": "Mul", "Pow": "Mul", "Sqrt": "Abs", "Reciprocal": "Neg",
-    "Neg": "Abs", "Exp": "Tanh", "Erf": "Tanh", "Tanh": "Sigmoid", "Sigmoid": "Tanh", "Relu": "Abs", "Softmax": "LogSoftmax",
+    "Neg": "Abs", "Exp": "Tanh", "Erf": "Tanh", "Tanh": "Sigmoid", "Sigmoid": "Tanh", "Relu": "Abs",
+    "Softmax": "LogSoftmax",
     "ReduceMean": "ReduceMax", "ReduceSum": "ReduceMax", "Max": "Min", "Min": "Max", "Sin": "Cos", "Cos": "Sin",
     "Gelu": "Relu", "Swish": "Relu", "HardSwish": "Relu",
 }  # fmt: skip
@@ -108,7 +109,8 @@ def mutants(model: ModelProto) -> Iterator[Mutant]:
 
             def change_op(n: NodeProto, other: str = other) -> None:
                 n.op_type = other
-                del n.attribute[:] if other in ("Relu",) else n.attribute[len(n.attribute) :]
+                if other in ("Relu", "Abs"):
+                    del n.attribute[:]
 
             yield _with_node(model, index, f"{label} is {other}", change_op)
         if node.op_type in _ORDERED and len(node.input) == 2:
