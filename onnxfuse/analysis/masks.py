@@ -153,7 +153,11 @@ class MaskFacts:
             grid = np.arange(size).reshape([-1 if i == axis else 1 for i in range(len(shape))])
             name = AXES[len(shape) - 1 - axis]
             full[Index(name, self.sizes[axis])] = grid
-        return np.broadcast_to(expr.evaluate(self.expression, full, load), shape)
+        found = expr.evaluate(self.expression, full, load)
+        if self.dtype is not None:
+            with np.errstate(over="ignore"):
+                found = found.astype(types.numpy_of(self.dtype))
+        return np.broadcast_to(found, shape)
 
 
 def lowest_fill(dtype: str | None) -> float:
