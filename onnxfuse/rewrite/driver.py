@@ -139,8 +139,9 @@ class _Pass:
             if not index:
                 return
             matches = self.matches(index, dirty)
+            before = len(self.report.applied)
             touched = self.apply(matches)
-            if not touched:
+            if len(self.report.applied) == before:
                 return
             if len(self.report.applied) - applied_at_start > self.limit:
                 last = sorted({a.rule for a in self.report.applied[-20:]})
@@ -247,7 +248,7 @@ class _Pass:
             touched.update(v.inputs[0] for v in sources if v.inputs)
             for output in outputs:
                 touched.update(view.consumers(output))
-        if touched:
+        if gone or inserted:
             self.rebuild(inserted, gone, several)
         return touched - gone
 
