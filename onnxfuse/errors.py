@@ -94,3 +94,5 @@ class VerificationError(OnnxfuseError):
 
     id = "not-verified"
     exit_code = EXIT_FINDINGS
+    #: The report of the run that was refused, if it came that far.
+    report: dict[str, object] | None = None

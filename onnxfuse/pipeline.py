@@ -16,10 +16,10 @@ from onnxfuse import blocks, quirks, rules
 from onnxfuse.errors import RuntimeMissingError, UsageError
 from onnxfuse.graph import canonicalize, edit, shapes, view
 from onnxfuse.graph import model as models
-from onnxfuse.lower.lower import lower
-from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, TensorType
 from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
+from onnxfuse.lower.lower import lower
+from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, TensorType
 from onnxfuse.rewrite import driver
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.runtime import gpu, library
@@ -50,7 +50,7 @@ class Options:
         stop_after: one of `STAGES`.
     """
 
-    target: Target = Target("cpu")
+    target: Target = field(default_factory=lambda: Target("cpu"))
     rules: tuple[str, ...] = ()
     builtin: bool = True
     disable: frozenset[str] = frozenset()
@@ -139,7 +139,7 @@ def check_node_names(proto: onnx.ModelProto, names: Iterable[str]) -> None:
 
 
 def build(
-    source: str | os.PathLike | onnx.ModelProto, options: Options, *, ruleset: RuleSet | None = None,
+    source: str | os.PathLike[str] | onnx.ModelProto, options: Options, *, ruleset: RuleSet | None = None,
     tracer: Any = None, progress: Progress | None = None,
 ) -> Build:
     """Run the stages on a model. The source is not changed.

@@ -1,4 +1,4 @@
-"""Valid graphs that ONNX Runtime's own optimizations break, put so that they do not. Each with the release it was seen in."""
+"""Valid graphs that ONNX Runtime's own optimizations break, put so that they do not; with the release that does it."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ def test_model(name: str, tmp_path: Path) -> None:
     assert report["nodes"]["after"] > 0 and not any(op.startswith("onnxfuse.std::") for op in report["ops_after"])
     onnx.shape_inference.infer_shapes(onnx.load(target))
     if record.get("npz"):
-        _compare_with_stored(record, CORPUS / record["npz"], target)
+        _compare_with_stored(record, CORPUS / record["npz"], source, target)
 
 
-def _compare_with_stored(record: dict[str, Any], archive: Path, fused: Path) -> None:
+def _compare_with_stored(record: dict[str, Any], archive: Path, source: Path, fused: Path) -> None:
     dtype = record["dtype"]
     quantized = any("Quant" in op or "NBits" in op for op in record.get("op_histogram", record.get("native_ops", {})))
     tolerance = QUANTIZED_TOLERANCE if quantized else TOLERANCE[dtype]
@@ -71,25 +71,32 @@ def _compare_with_stored(record: dict[str, Any], archive: Path, fused: Path) -> 
     except ModelError:
         assert dtype == "bfloat16", "only bfloat16 has too few kernels on the CPU"
         runner, widened = oracle.runner(proto, "float32"), True
+    # int8 products differ between releases and instruction sets: such a model's own difference here is allowed.
+    original = Runner(onnx.load(source), level="all") if quantized else None
     with np.load(archive) as stored:
         for index in (0, 1):
-            feeds = {k.removeprefix(f"set{index}/in/"): stored[k] for k in stored.files if k.startswith(f"set{index}/in/")}
+            start = f"set{index}/in/"
+            feeds = {k.removeprefix(start): stored[k] for k in stored.files if k.startswith(start)}
             got = runner.run(oracle.cast_feeds(feeds, "float32") if widened else feeds)
+            own = original.run(feeds) if original is not None else {}
             for key in stored.files:
-                if key.startswith(f"set{index}/out/"):
-                    _assert_close(got[key.removeprefix(f"set{index}/out/")], stored[key], tolerance, f"{key} of {fused.name}")
+                output = key.removeprefix(f"set{index}/out/")
+                if key == output:
+                    continue
+                allowed = tolerance + (_error(own[output], stored[key]) if own else 0.0)
+                assert _error(got[output], stored[key]) <= allowed, f"{key} of {fused.name}"
 
 
-def _assert_close(got: np.ndarray, reference: np.ndarray, tolerance: float, what: str) -> None:
+def _error(got: np.ndarray, reference: np.ndarray) -> float:
+    """Largest difference over largest reference value; infinite where only one of both is NaN."""
     if reference.dtype.kind == "V":
         reference = reference.view(ml_dtypes.bfloat16)
     a, b = got.astype(np.float64), reference.astype(np.float64)
-    assert a.shape == b.shape, what
-    assert np.array_equal(np.isnan(a), np.isnan(b)), what
+    if a.shape != b.shape or not np.array_equal(np.isnan(a), np.isnan(b)):
+        return float("inf")
     finite = np.isfinite(b)
     largest = float(np.max(np.abs(b), where=finite, initial=0.0)) or 1.0
-    error = float(np.max(np.abs(a - b), where=finite, initial=0.0)) / largest
-    assert error <= tolerance, f"{what}: {error:.2e}"
+    return float(np.max(np.abs(a - b), where=finite, initial=0.0)) / largest
 
 
 @pytest.mark.corpus

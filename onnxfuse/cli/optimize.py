@@ -21,7 +21,8 @@ _STAGES = ("canonicalize", "lift", "fuse", "lower")
 @click.option("-o", "--output", metavar="OUT", help="File to write; default: MODEL with .fused before its suffix.")
 @click.option("--target", default="auto", show_default=True, metavar="cpu|cuda[:smNN]|auto",
               help="What to fuse for; auto: CUDA where ONNX Runtime can use a GPU, else CPU.")
-@click.option("--rules", "rule_paths", multiple=True, metavar="PATH", help="Rule file or folder besides the built-in ones.")
+@click.option("--rules", "rule_paths", multiple=True, metavar="PATH",
+              help="Rule file or folder besides the built-in ones.")
 @click.option("--disable", multiple=True, metavar="RULE", help="A rule that must not fire; may be given several times.")
 @click.option("--exclude-node", multiple=True, metavar="NAME", help="A node (or output) that no rule may touch.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the result with the original.")
@@ -74,9 +75,8 @@ def optimize_command(
                 external_data=external_data, custom_ops=custom_ops, progress=progress,
             )
         except VerificationError as error:
-            made: dict[str, Any] | None = getattr(error, "report", None)
-            if made is not None and report_path is not None:
-                _write_json(report_path, made)
+            if error.report is not None and report_path is not None:
+                _write_json(report_path, error.report)
             raise
     if report_path is not None:
         _write_json(report_path, result.report)
@@ -104,7 +104,7 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
     try:
         descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".report")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(render._finite(content), file, indent=2)
+            json.dump(render.finite(content), file, indent=2)
             file.write("\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)

@@ -24,14 +24,15 @@ def data(text: str) -> None:
 
 def data_json(value: Any) -> None:
     """Write a result to stdout as JSON (infinite numbers as strings, since JSON has none)."""
-    data(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    data(json.dumps(finite(value), indent=2, ensure_ascii=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with infinite numbers and NaN as strings."""
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value

@@ -61,7 +61,8 @@ def run_command(
 def _describe(label: str, name: str, value: Any) -> dict[str, Any]:
     import numpy as np
 
-    row: dict[str, Any] = {"set": label, "output": name, "dtype": str(value.dtype), "shape": "x".join(map(str, value.shape))}
+    shape = "x".join(map(str, value.shape))
+    row: dict[str, Any] = {"set": label, "output": name, "dtype": str(value.dtype), "shape": shape}
     numeric = value.dtype.kind in "fiubV" and value.size > 0
     wide = value.astype(np.float64) if numeric else np.zeros(0)
     finite = wide[np.isfinite(wide)]

@@ -20,7 +20,8 @@ from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK
 @click.option("--verify-sets", type=click.IntRange(1), metavar="N", help="At most N input sets per iteration.")
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Execution provider of both models.")
-@click.option("--rtol", multiple=True, metavar="[OUTPUT:]VALUE", help="Own limit |a-b| <= atol + rtol*|b| against the oracle.")
+@click.option("--rtol", multiple=True, metavar="[OUTPUT:]VALUE",
+              help="Own limit |a-b| <= atol + rtol*|b| against the oracle.")
 @click.option("--atol", multiple=True, metavar="[OUTPUT:]VALUE", help="See --rtol.")
 @click.option("--bisect", is_flag=True, help="On a mismatch, name the node where the values first differ.")
 @click.option("--repro", metavar="DIR", help="With --bisect: write that node alone, with its inputs.")

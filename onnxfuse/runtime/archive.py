@@ -29,7 +29,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def load_npz(path: str | os.PathLike, specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
+def load_npz(path: str | os.PathLike[str], specs: Sequence[InputSpec]) -> list[dict[str, np.ndarray]]:
     """Input sets from an .npz file: arrays named by input, or `set0/in/<input>`, `set1/in/<input>`, … for several.
 
     Raises:
@@ -87,7 +87,7 @@ def _checked(
     return result
 
 
-def save_npz(path: str | os.PathLike, sets: Sequence[Mapping[str, np.ndarray]], kind: str = "in") -> None:
+def save_npz(path: str | os.PathLike[str], sets: Sequence[Mapping[str, np.ndarray]], kind: str = "in") -> None:
     """Write input sets so that `load_npz` reads them: plain names for one set, `setN/in/<input>` for several.
 
     Args:
@@ -103,7 +103,7 @@ def save_npz(path: str | os.PathLike, sets: Sequence[Mapping[str, np.ndarray]], 
     save_arrays(path, arrays)
 
 
-def save_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file beside `path` and rename it into place.
 
     Raises:

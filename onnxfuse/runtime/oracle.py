@@ -30,7 +30,11 @@ _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "softmax_precision
 _UNKNOWN_OP = re.compile(
     r"(?:Could not find an implementation for|Failed to find kernel for|No Op registered for)\s+(?:[\w.]*\.)?(\w+)"
 )
-_TYPE_ERROR = re.compile(r"of input parameter \([^)]*\) of operator \(([\w.:]+)\) in node|Type Error: .*?\((\w+)\)", re.S)
+_TYPE_ERROR = re.compile(
+    r"of input parameter \([^)]*\) of operator \(([\w.:]+)\) in node|Type Error: .*?\((\w+)\)", re.S
+)
+#: Ops that ONNX Runtime expands by their function bodies when it has no kernel.
+_WITH_BODIES = ("Gelu", "Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Swish", "Mish")
 _MAX_ATTEMPTS = 12
 
 
@@ -60,8 +64,8 @@ def widen(proto: onnx.ModelProto, to: str, wrapped: Iterable[str] = ()) -> onnx.
     return result
 
 
-def self_contained(proto: onnx.ModelProto, base_dir: Path) -> onnx.ModelProto:
-    """A copy whose tensors are all inside it, and whose model-local functions are inlined."""
+def self_contained(proto: onnx.ModelProto, base_dir: Path, *, inline: bool = True) -> onnx.ModelProto:
+    """A copy whose tensors are all inside it, and (with `inline`) whose model-local functions are inlined."""
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     if any(t.data_location == TensorProto.EXTERNAL for t in result.graph.initializer):
@@ -69,7 +73,7 @@ def self_contained(proto: onnx.ModelProto, base_dir: Path) -> onnx.ModelProto:
         for tensor in result.graph.initializer:
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
-    return onnx.inliner.inline_local_functions(result) if result.functions else result
+    return onnx.inliner.inline_local_functions(result) if inline and result.functions else result
 
 
 def runner(
@@ -114,7 +118,7 @@ def _culprit(message: str, present: set[str], wrapped: set[str]) -> str | None:
         if name in present and name not in wrapped:
             return name
     if candidates:
-        for outer in ("Gelu", "Attention", "RotaryEmbedding", "RMSNormalization", "LayerNormalization", "Swish", "Mish"):
+        for outer in _WITH_BODIES:
             if outer in present and outer not in wrapped:
                 return outer
     # Messages differ between releases: an op that is named anywhere in them will do.
@@ -215,14 +219,14 @@ def _between_casts(
     before: dict[str, onnx.NodeProto] = {}
     for index, name in enumerate(node.input):
         own = types.get(name)
-        if name and own in mapping:
+        if name and own is not None and own in mapping:
             narrow = f"{name}.{node.output[0]}.narrow"
             before[narrow] = helper.make_node("Cast", [name], [narrow], to=own)
             node.input[index] = narrow
     after = []
     for index, name in enumerate(node.output):
         own = types.get(name)
-        if name and own in mapping:
+        if name and own is not None and own in mapping:
             node.output[index] = f"{name}.narrow"
             after.append(helper.make_node("Cast", [node.output[index]], [name], to=mapping[own]))
     return [*before.values(), node, *after]

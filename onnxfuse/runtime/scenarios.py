@@ -191,5 +191,5 @@ def _attempt(specs: Sequence[InputSpec], run: Run, scenario: Scenario) -> tuple[
     return InputSet(scenario.name, feeds, outputs, scenario), ""
 
 
-def _fingerprint(feeds: Mapping[str, np.ndarray]) -> tuple:
+def _fingerprint(feeds: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], bytes], ...]:
     return tuple((name, value.shape, value.tobytes()) for name, value in sorted(feeds.items()))

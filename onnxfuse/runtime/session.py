@@ -136,7 +136,7 @@ def make_options(
 
 
 def session(
-    path: str | os.PathLike | onnx.ModelProto,
+    path: str | os.PathLike[str] | onnx.ModelProto,
     providers: Sequence[str] | None = None,
     *,
     level: str = "all",
@@ -178,7 +178,8 @@ def session(
         register(settings)
     except RuntimeMissingError:
         # Only a fused model needs the library.
-        if uses_domain(path if isinstance(path, onnx.ModelProto) else onnx.load(source, load_external_data=False)):
+        proto = path if isinstance(path, onnx.ModelProto) else onnx.load(os.fspath(path), load_external_data=False)
+        if uses_domain(proto):
             raise
     try:
         return runtime.InferenceSession(source, settings, providers=chosen)

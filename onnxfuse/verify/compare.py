@@ -6,9 +6,10 @@ when it is within the tolerance of the oracle, or of the unfused output:
     tolerance = FACTOR x (largest error of the unfused output where it is undisputed) + FLOOR[dtype]
 
 Why both. The oracle alone would fail a faithful rewrite where the exporter's own graph departs from the wide dtype on
-purpose, for example where a mask of finfo.min sums to -inf in float32 and not in float64. The unfused output alone would
-fail a rewrite that is better than the original, for example one that does not overflow in float16. Rows where the two
-disagree by more than DISPUTED are left out when the unfused error is taken, so that they cannot widen the tolerance.
+purpose, for example where a mask of finfo.min sums to -inf in float32 and not in float64. The unfused output alone
+would fail a rewrite that is better than the original, for example one that does not overflow in float16. Rows where
+the two disagree by more than DISPUTED are left out when the unfused error is taken, so that they cannot widen the
+tolerance.
 
 Non-finite values: where the oracle and the unfused output are both finite, the fused output must be too. Where one of
 them is NaN or infinite, the fused output must equal it in kind (NaN, +inf, -inf), or be within tolerance of the other.

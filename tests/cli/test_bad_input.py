@@ -62,7 +62,8 @@ def test_an_op_of_an_unknown_domain(cli, tiny: Path, tmp_path: Path) -> None:
     proto.graph.node[-1].domain = "com.example"
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 1))
     onnx.save(proto, tmp_path / "foreign.onnx")
-    text = refused(cli, tmp_path / "foreign.onnx", tmp_path, says="original model does not run", error="not-verified", code=1)
+    says = "original model does not run"
+    text = refused(cli, tmp_path / "foreign.onnx", tmp_path, says=says, error="not-verified", code=1)
     assert "com.example" in text
     outcome = cli("optimize", tmp_path / "foreign.onnx", "-o", tmp_path / "out.onnx", "--target", "cpu", "--no-verify")
     assert outcome.code == 0, "its other nodes can still be fused"

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import onnxfuse
-from onnxfuse import optimizer, pipeline
+from onnxfuse import pipeline, reverting
 from onnxfuse.rewrite import apply as rewriting
 from onnxfuse.runtime.session import Runner, uses_domain
 
@@ -31,8 +31,8 @@ def test_a_llama_comes_out_fused_and_verified(cli, tmp_path: Path) -> None:
     written = json.loads(report.read_text())
     assert written["schema"] == 1 and written["verify"]["status"] == "passed" and not written["reverted"]
     blocks = written["blocks"]
-    assert (blocks["rmsnorm"], blocks["skip_rmsnorm"], blocks["rope"], blocks["attention"], blocks["swiglu"]) == (5, 4, 4, 2, 2)
-    assert blocks["qkv_shared_input_groups"] == 2
+    expected = {"rmsnorm": 5, "skip_rmsnorm": 4, "rope": 4, "attention": 2, "swiglu": 2, "qkv_shared_input_groups": 2}
+    assert {key: blocks.get(key) for key in expected} == expected
     assert sum(f["count"] for f in written["fusions"]) >= 20
     assert sum(written["ops_after"].values()) == written["nodes"]["after"]
     with np.load(MODELS / "llama-dyn20-f32-sdpa-tf5.npz") as stored:
@@ -117,7 +117,8 @@ def test_a_second_time_changes_nothing_that_matters(cli, tmp_path: Path) -> None
 
 
 def test_a_model_that_others_fused(cli, tmp_path: Path) -> None:
-    outcome = cli("optimize", MODELS / "mistral-past-genai-int4.onnx", "-o", tmp_path / "x.onnx", "--target", "cpu", "--json")
+    model = MODELS / "mistral-past-genai-int4.onnx"
+    outcome = cli("optimize", model, "-o", tmp_path / "x.onnx", "--target", "cpu", "--json")
     assert outcome.code == 0 and outcome.data["verify"]["status"] == "passed", outcome.err
     assert outcome.data["ops_after"]["com.microsoft::GroupQueryAttention"] == 2
 
@@ -141,7 +142,8 @@ def test_external_data_stays_external(cli, tiny: Path, tmp_path: Path) -> None:
 
 def test_given_and_saved_inputs(cli, tiny: Path, tmp_path: Path) -> None:
     saved = tmp_path / "in.npz"
-    outcome = cli("optimize", tiny, "--target", "cpu", "--save-inputs", saved, "--seed", 5, "--input-shapes", "x:4,9,16")
+    shape = ("--input-shapes", "x:4,9,16")
+    outcome = cli("optimize", tiny, "--target", "cpu", "--save-inputs", saved, "--seed", 5, *shape)
     assert outcome.code == 0, outcome.err
     with np.load(saved) as stored:
         assert stored["set0/in/x"].shape == (4, 9, 16)
@@ -186,7 +188,7 @@ def test_one_wrong_site_is_found_and_taken_back(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_be_verified_is_not_written(cli, monkeypatch, tiny: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(optimizer._Job, "_offenders", lambda *_: [])
+    monkeypatch.setattr(reverting.Builder, "_offenders", lambda *_: [])
     _sabotage(monkeypatch, lambda built, node: True)
     out, report = tmp_path / "out.onnx", tmp_path / "report.json"
     out.write_bytes(b"old")

@@ -51,7 +51,7 @@ def test_decoder_with_past_has_consistent_lengths() -> None:
 def test_ids_and_positions_stay_inside_their_tables() -> None:
     specs = specs_of(DECODER)
     feeds = generate(specs, Scenario("x", batch=2, seq=30, past=25, seed=3))
-    assert 0 <= feeds["input_ids"].min() and feeds["input_ids"].max() < 50
+    assert feeds["input_ids"].min() >= 0 and feeds["input_ids"].max() < 50
     assert len(np.unique(feeds["input_ids"])) > 10
     # The graph adds 2 before it looks up, so 38 positions are left.
     assert feeds["position_ids"].max() == 37
@@ -109,7 +109,8 @@ def test_scalars_that_are_compared_take_a_known_value() -> None:
 
 def test_unnamed_sizes_follow_the_role() -> None:
     specs = specs_of(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[?, 3, ?, ?] pixel_values, int64[?, ?] input_ids) => (float[a] y)
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[?, 3, ?, ?] pixel_values, int64[?, ?] input_ids) => (float[a] y)
         { y = Identity (pixel_values) }"""
     )
     feeds = generate(specs, Scenario("x", batch=2, seq=7))
@@ -136,6 +137,8 @@ def test_given_shapes_bind_names_everywhere() -> None:
 
 
 def test_no_values_for_strings() -> None:
-    specs = specs_of("""<ir_version: 8, opset_import: ["": 17]> g (string[n] s) => (string[n] y) { y = Identity (s) }""")
+    specs = specs_of(
+        """<ir_version: 8, opset_import: ["": 17]> g (string[n] s) => (string[n] y) { y = Identity (s) }"""
+    )
     with pytest.raises(InputDataError, match="input `s`"):
         generate(specs, Scenario("x"))

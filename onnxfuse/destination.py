@@ -1,0 +1,64 @@
+"""Where results are written: checked before the work, so that nothing is computed in vain, and nothing is overwritten
+that the result is made from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+
+from onnxfuse.errors import OutputError
+
+
+def data_of(path: Path) -> Path:
+    """The file beside a model that holds its big tensors, if they are kept outside."""
+    return path.with_name(path.name + ".data")
+
+
+def check_writable(out: Path) -> None:
+    """Whether a file could be written there.
+
+    Raises:
+        OutputError: it could not.
+    """
+    if out.is_dir():
+        raise OutputError(f"`{out}` is a folder", hint="name the .onnx file to write")
+    if not out.parent.is_dir():
+        raise OutputError(f"the folder `{out.parent}` does not exist", hint="create it first")
+    if not os.access(out.parent, os.W_OK) or (out.exists() and not os.access(out, os.W_OK)):
+        raise OutputError(f"`{out}` cannot be written", hint="check the permissions of the folder")
+
+
+def check_apart(out: Path, source: Path | None, proto: onnx.ModelProto) -> None:
+    """Whether writing `out` (and its data file) leaves the source and its data files as they are.
+
+    Raises:
+        OutputError: it would not.
+    """
+    if source is None:
+        return
+    if out.exists() and out.samefile(source):
+        raise OutputError(f"output and input are the same file: `{out}`", hint="choose another -o")
+    for mine in (out, data_of(out)):
+        if mine.exists() and any(mine.samefile(file) for file in _data_files(source, proto)):
+            raise OutputError(f"`{mine}` holds the input's tensors", hint="choose another -o")
+
+
+def has_external_data(proto: onnx.ModelProto) -> bool:
+    """Whether a tensor is kept outside of the model."""
+    return any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer)
+
+
+def file_bytes(path: Path, proto: onnx.ModelProto | None = None) -> int:
+    """Bytes of a model file and of its data files: those that `proto` names, else the one beside it."""
+    files = _data_files(path, proto) if proto is not None else {data_of(path)}
+    return path.stat().st_size + sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _data_files(source: Path, proto: onnx.ModelProto) -> set[Path]:
+    found = {
+        source.parent / entry.value
+        for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    return {file for file in found if file.exists()}
