@@ -10,7 +10,6 @@ from onnxfuse.errors import RewriteError
 from onnxfuse.graph import view
 from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Value, Variable
 
-
 #: Names that ONNX Runtime's optimizers give to new initializers without looking whether they are free.
 _TAKEN_BY_ONNX_RUNTIME = frozenset({"squeeze_axes", "splits", "axes", "split_output"})
 
@@ -73,10 +72,7 @@ def replace_uses(graph: Graph, old: Value, new: Value) -> None:
     """
     if old is new:
         return
-    for node in view.consumers(old):
-        for index, value in enumerate(node.inputs):
-            if value is old:
-                node.inputs[index] = new
+    redirect_readers(old, new)
     for index, output in enumerate(graph.outputs):
         if output is not old:
             continue
@@ -89,6 +85,14 @@ def replace_uses(graph: Graph, old: Value, new: Value) -> None:
                 old.inputs.clear()
             bridge = Node("Identity", name=old.name, inputs=[new], outputs=[old])
             graph.nodes.append(bridge)
+
+
+def redirect_readers(old: Value, new: Value) -> None:
+    """Make every node that reads `old` read `new`, whatever the graph outputs are."""
+    for node in view.consumers(old):
+        for index, value in enumerate(node.inputs):
+            if value is old:
+                node.inputs[index] = new
 
 
 def _take_name(old: Value, new: Value) -> None:
@@ -124,7 +128,7 @@ def remove_dead(graph: Graph) -> int:
     A value that a subgraph captures is read by the subgraph's nodes, so it lives as long as they do.
     """
     removed_total = 0
-    for inner in [g for node in graph.nodes for g in view.subgraphs(node)]:
+    for inner in [g for node in graph.nodes if node.attrs for g in view.subgraphs(node)]:
         removed_total += remove_dead(inner)
     outputs = {id(v) for v in graph.outputs}
     # Backwards over a sorted list, one pass is enough; otherwise until nothing more dies.

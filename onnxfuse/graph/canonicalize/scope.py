@@ -30,6 +30,9 @@ class Scope:
         self.names = names
         self.engine = engine
         self.opsets = opsets
+        self._pending: dict[Node, list[Node]] = {}
+        self._members: set[Node] = set()
+        self._outputs = {id(v) for v in graph.outputs}
 
     @property
     def opset(self) -> int:
@@ -46,7 +49,7 @@ class Scope:
         ]
 
     def is_output(self, value: Value) -> bool:
-        return any(value is output for output in self.graph.outputs)
+        return id(value) in self._outputs
 
     def replace(self, old: Value, new: Value) -> bool:
         """Make all readers of `old` read `new`; False, and nothing done, if the graph's interface forbids it.
@@ -55,14 +58,20 @@ class Scope:
         that is not itself an output.
         """
         if self.is_output(old):
+            self.place_insertions()
             maker = view.producer(new)
             if maker is None or isinstance(new, Constant) or self.is_output(new) or not self._is_mine(maker):
                 return False
-        edit.replace_uses(self.graph, old, new)
+            edit.replace_uses(self.graph, old, new)
+            self._outputs = {id(v) for v in self.graph.outputs}
+        else:
+            edit.redirect_readers(old, new)
         return True
 
     def _is_mine(self, node: Node) -> bool:
-        return any(node is candidate for candidate in self.graph.nodes)
+        if node not in self._members:
+            self._members = set(self.graph.nodes)
+        return node in self._members
 
     def read_only_here(self, value: Value) -> bool:
         """Whether exactly one node reads the value (once or more) and it is no graph output."""
@@ -84,12 +93,23 @@ class Scope:
         attrs: Mapping[str, Any] | None = None,
         prefix: str | None = None,
     ) -> Variable:
-        """A new node with one output, placed before another; its output, already inferred."""
+        """A new node with one output, to be placed before another; its output, already inferred."""
         output = Variable(self.names.fresh(prefix or f"{before.outputs[0].name}_{op}"))
         node = Node(op, name=output.name, attrs=dict(attrs or {}), inputs=list(inputs), outputs=[output])
-        edit.add_node(self.graph, node, before)
+        self._pending.setdefault(before, []).append(node)
         self.engine.infer_node(node)
         return output
+
+    def place_insertions(self) -> None:
+        """Put what `insert` has made into the graph, at the cost of one pass."""
+        if not self._pending:
+            return
+        placed: list[Node] = []
+        for node in self.graph.nodes:
+            placed.extend(self._pending.get(node, ()))
+            placed.append(node)
+        self.graph.nodes[:] = placed
+        self._pending.clear()
 
     def reinfer(self, node: Node) -> None:
         self.engine.infer_node(node)
