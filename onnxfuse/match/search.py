@@ -185,6 +185,8 @@ class Search:
                 return True
             self.undo(mark)
         self.choose(f"{pattern.id}.optional: absent")
+        if pattern.checks is not None and not checks.predicates(self, pattern.checks, value):
+            return False
         self.bind(name, value)
         first = pattern.operands[0]
         return (Search.operand, first, value, rest)
