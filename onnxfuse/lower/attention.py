@@ -46,19 +46,17 @@ def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     if sizes is None or operand(node, 6) is not None or (len(node.outputs) > 3 and node.outputs[3].name):
         return False
     dtype = dtype_of(node.inputs[0])
-    if kernels.has(
-        "MultiHeadAttention", dtype, opset=emitter.opset, domain=MICROSOFT, num_heads=1
-    ) and _multi_head_takes(node, attrs, sizes):
-        _emit_multi_head(emitter, node, attrs, sizes)
-        return True
+    opset = emitter.opset
     if (
         kernels.target.provider == "cuda"
-        and kernels.has(
-            "GroupQueryAttention", dtype, opset=emitter.opset, domain=MICROSOFT, num_heads=1, kv_num_heads=1
-        )
+        and kernels.has("GroupQueryAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1, kv_num_heads=1)
         and _group_query_takes(node, attrs, sizes)
     ):
         _emit_group_query(emitter, node, attrs, sizes)
+        return True
+    multi_head = kernels.has("MultiHeadAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1)
+    if multi_head and _multi_head_takes(node, attrs, sizes):
+        _emit_multi_head(emitter, node, attrs, sizes)
         return True
     if kernels.has("Attention", dtype, opset=emitter.opset, rank=4) and _native_takes(node, attrs, sizes):
         _emit_native(emitter, node, attrs, sizes)
@@ -102,6 +100,8 @@ def _multi_head_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
         return False
     if attrs["is_causal"] and operand(node, 4) is None and sizes.queries != sizes.keys:
         return False
+    if attrs["is_causal"] and operand(node, 4) is not None and sizes.group > 1:
+        return False  # the heads are repeated outside, so the kernel would not know where the new keys begin
     mask = operand(node, 3)
     return mask is None or _mask_fits(mask, sizes)
 

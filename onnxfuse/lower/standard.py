@@ -102,7 +102,9 @@ def _emit_elementwise(emitter: Emitter, node: Node, domain: str, op: str, attrs:
     return True
 
 
-def _emit_through_float32(emitter: Emitter, kernels: KernelTable, node: Node, domain: str, op: str, attrs: dict) -> bool:
+def _emit_through_float32(
+    emitter: Emitter, kernels: KernelTable, node: Node, domain: str, op: str, attrs: dict
+) -> bool:
     dtype = dtype_of(node.inputs[0])
     # Only where the target computes a half type in float32 anyway; elsewhere the standard ops are what it has.
     if dtype != "float16" or kernels.target.provider != "cpu":

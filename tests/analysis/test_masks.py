@@ -22,7 +22,9 @@ S, P = Poly.of("S"), Poly.of("P")
 #: name: (graph, opset). The mask is the output `m`.
 GRAPHS = {
     "range-compare": """
-        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,S,S] m) <float low = {-3.4028234663852886e38}, float zero = {0}, int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[1] a1 = {1}, int64[2] a12 = {1, 2}>
+        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,S,S] m) <float low = {-3.4028234663852886e38},
+          float zero = {0}, int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[1] a1 = {1},
+          int64[2] a12 = {1, 2}>
         {
           s1 = Shape <start=1, end=2> (ids)
           s = Squeeze (s1, a0)
@@ -35,7 +37,8 @@ GRAPHS = {
           m = Where (a, zero, low)
         }""",
     "flat-gather": """
-        g (int64[B,S] ids, int64[B,S] pad) => (bool[B,1,1,S] m) <int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[3] a123 = {1, 2, 3}, int64[3] a012 = {0, 1, 2}, int64[1] rest = {-1}>
+        g (int64[B,S] ids, int64[B,S] pad) => (bool[B,1,1,S] m) <int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0},
+          int64[3] a123 = {1, 2, 3}, int64[3] a012 = {0, 1, 2}, int64[1] rest = {-1}>
         {
           p = Cast <to=9> (pad)
           f = Flatten <axis=2> (p)
@@ -55,7 +58,8 @@ GRAPHS = {
           m = Reshape (g2, sh)
         }""",
     "gather-nd": """
-        g (int64[B,S] ids, int64[B,S] pad) => (bool[B,1,1,S] m) <int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[1] a1 = {1}, int64[2] a12 = {1, 2}, int64[1] last = {-1}>
+        g (int64[B,S] ids, int64[B,S] pad) => (bool[B,1,1,S] m) <int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0},
+          int64[1] a1 = {1}, int64[2] a12 = {1, 2}, int64[1] last = {-1}>
         {
           p = Cast <to=9> (pad)
           b1 = Shape <start=0, end=1> (ids)
@@ -76,7 +80,8 @@ GRAPHS = {
           m = Unsqueeze (g1, a12)
         }""",
     "inverted-product": """
-        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,1,S] m) <float low = {-3.4028234663852886e38}, float one = {1}, int64[2] a12 = {1, 2}>
+        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,1,S] m) <float low = {-3.4028234663852886e38},
+          float one = {1}, int64[2] a12 = {1, 2}>
         {
           p4 = Unsqueeze (pad, a12)
           pf = Cast <to=1> (p4)
@@ -85,7 +90,8 @@ GRAPHS = {
           m = Where (h, low, i)
         }""",
     "triu-product": """
-        g (int64[B,S] ids) => (float[S,S] m) <float low = {-3.4028234663852886e38}, int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[2] col = {-1, 1}>
+        g (int64[B,S] ids) => (float[S,S] m) <float low = {-3.4028234663852886e38}, int64 n0 = {0}, int64 n1 = {1},
+          int64[1] a0 = {0}, int64[2] col = {-1, 1}>
         {
           s1 = Shape <start=1, end=2> (ids)
           s = Squeeze (s1, a0)
@@ -99,7 +105,8 @@ GRAPHS = {
           m = Mul (t, gf)
         }""",
     "past-window": """
-        g (int64[B,S] ids, float[B,2,P,4] past) => (float[S,T] m) <float low = {-inf}, float zero = {0}, int64 n0 = {0}, int64 n1 = {1}, int64 w = {3}, int64[1] a0 = {0}, int64[1] a1 = {1}>
+        g (int64[B,S] ids, float[B,2,P,4] past) => (float[S,T] m) <float low = {-inf}, float zero = {0},
+          int64 n0 = {0}, int64 n1 = {1}, int64 w = {3}, int64[1] a0 = {0}, int64[1] a1 = {1}>
         {
           s1 = Shape <start=1, end=2> (ids)
           p1 = Shape <start=2, end=3> (past)
@@ -116,7 +123,9 @@ GRAPHS = {
           m = Where (a, zero, low)
         }""",
     "sum-of-two": """
-        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,S,S] m) <float low = {-3.4028234663852886e38}, float zero = {0}, int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[1] a1 = {1}, int64[2] a12 = {1, 2}>
+        g (int64[B,S] ids, int64[B,S] pad) => (float[B,1,S,S] m) <float low = {-3.4028234663852886e38},
+          float zero = {0}, int64 n0 = {0}, int64 n1 = {1}, int64[1] a0 = {0}, int64[1] a1 = {1},
+          int64[2] a12 = {1, 2}>
         {
           s1 = Shape <start=1, end=2> (ids)
           s = Squeeze (s1, a0)

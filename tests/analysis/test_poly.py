@@ -81,6 +81,6 @@ def test_reshape_finds_the_same_element(inner: tuple, outer: tuple) -> None:
         return
     data = np.arange(np.prod(concrete(after))).reshape(concrete(before))
     grids = np.indices(concrete(after))
-    env = {**SIZES, **{index: grid for index, grid in zip(free, grids, strict=True)}}
+    env = {**SIZES, **dict(zip(free, grids, strict=True))}
     picked = data[tuple(np.broadcast_to(evaluate(Int(p), env, lambda v: data), grids[0].shape) for p in found)]
     assert np.array_equal(picked, data.reshape(concrete(after)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from onnxfuse.analysis import rotary
 from onnxfuse.analysis.elements import Elements
 from onnxfuse.graph import shapes
@@ -10,11 +11,13 @@ from onnxfuse.graph.ir import Value
 from onnxfuse.graph.model import Model
 from onnxfuse.ruletest.cases import parse_graph
 
-_CONSTANTS = """<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] half = {4}, int64[1] end = {9223372036854775807},
+_CONSTANTS = """<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] half = {4},
+  int64[1] end = {9223372036854775807},
   int64[1] last = {-1}, int64[5] pairs = {0, 0, 0, 4, 2}, int64[4] flat = {0, 0, 0, 8}>"""
 
 HALVES = {
-    "slices": "hi = Slice (x, half, end, last) n = Neg (hi) lo = Slice (x, zero, half, last) r = Concat <axis=-1> (n, lo)",
+    "slices": """hi = Slice (x, half, end, last) n = Neg (hi) lo = Slice (x, zero, half, last)
+        r = Concat <axis=-1> (n, lo)""",
     "split": "lo, hi = Split <axis=3, num_outputs=2> (x) n = Neg (hi) r = Concat <axis=3> (n, lo)",
     "by-reshape": """p = Reshape (x, halves) t = Transpose <perm=[3,0,1,2,4]> (p) hi = Gather <axis=0> (t, i1)
         n = Neg (hi) lo = Gather <axis=0> (t, i0) r = Concat <axis=-1> (n, lo)""",
@@ -27,7 +30,8 @@ PAIRS = {
 }
 NEITHER = {
     "not-negated": "hi = Slice (x, half, end, last) lo = Slice (x, zero, half, last) r = Concat <axis=-1> (hi, lo)",
-    "swapped": "hi = Slice (x, half, end, last) n = Neg (hi) lo = Slice (x, zero, half, last) r = Concat <axis=-1> (lo, n)",
+    "swapped": """hi = Slice (x, half, end, last) n = Neg (hi) lo = Slice (x, zero, half, last)
+        r = Concat <axis=-1> (lo, n)""",
     "whole": "n = Neg (x) r = Identity (n)",
     "half-twice": "lo = Slice (x, zero, half, last) n = Neg (lo) r = Concat <axis=-1> (n, lo)",
 }
