@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import consts, view
-from onnxfuse.graph.ir import Constant, Graph, Node, Value
+from onnxfuse.graph.ir import Constant, Graph, Node, Tensor, Value
 
 #: Constants of more elements are weights: their content may differ while the structure is the same.
 _WEIGHT_ELEMENTS = 16
@@ -34,7 +33,7 @@ def constant_of(value: Value) -> np.ndarray | Constant | None:
 
 
 def _array(held: Any) -> np.ndarray:
-    if isinstance(held, gs.Tensor):
+    if isinstance(held, Tensor):
         return np.asarray(held.values)
     return np.asarray(held)
 
@@ -70,7 +69,7 @@ def attributes(node: Node, opset: int) -> dict[str, str]:
                     defaults[name] = onnx.helper.get_attribute_value(spec.default_value)
     shown = {}
     for name, value in sorted(node.attrs.items()):
-        if isinstance(value, gs.Graph):
+        if isinstance(value, Graph):
             shown[name] = "graph " + graph_key(value, opset)
             continue
         text = attribute_text(value)
@@ -84,8 +83,8 @@ def attribute_text(value: Any) -> str:
         return value.decode(errors="replace")
     if isinstance(value, float):
         return f"{np.float32(value):.7g}"
-    if isinstance(value, (gs.Tensor, np.ndarray)):
-        array = np.asarray(value.values if isinstance(value, gs.Tensor) else value)
+    if isinstance(value, (Tensor, np.ndarray)):
+        array = np.asarray(value.values if isinstance(value, Tensor) else value)
         return constant_key(array, content=True)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(attribute_text, value)) + "]"

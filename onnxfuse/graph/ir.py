@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 Graph = gs.Graph
+Tensor = gs.Tensor
 
 
 class Node(gs.Node):
