@@ -127,7 +127,8 @@ def root_sizes(scope: Scope) -> int:
             new = roots.vector(content)
         if new is not None and scope.replace(output, new):
             count += 1
-    if roots.made:
+    if count or roots.made:
+        # A shape that was read before may now be needed earlier.
         scope.graph.nodes[:0] = roots.made
         edit.sort(scope.graph)
     return count

@@ -7,7 +7,9 @@
 * ``value.content``: for integer and bool tensors of at most 64 elements, a nested tuple of ``int``, ``bool`` and
   ``Dim`` (a bare one for a scalar), or None.
 
-Every claim holds for all sizes of the named input dimensions (≥ 0) for which the model runs at all. Ops outside of the
+Every claim holds for all sizes of the named input dimensions (≥ 0) for which the model runs at all, with one exception:
+a size that the model computes for a `Reshape` and that turns out zero is taken for zero, although ONNX reads it as
+"copy the input's size at this place" (which is the same unless the size moves to another place). Ops outside of the
 table go through ONNX's own inference for that node; what is still unknown stays None.
 """
 

@@ -96,16 +96,23 @@ def test_a_constant_that_is_an_output_stays() -> None:
 
 def test_a_constant_captured_by_two_branches_reaches_both() -> None:
     body = """c = Constant <value_float = 3.0> ()
-      y = If (b) <then_branch = t () => (float[B] p) { p = Add (x, c) }, else_branch = e () => (float[B] q) { q = Sub (x, c) }>"""
+      y = If (b) <then_branch = t () => (float[B] p) { p = Add (x, c) },
+                  else_branch = e () => (float[B] q) { q = Sub (x, c) }>"""
     model, _ = canonical(text(body, "float[B] x, bool b", "float[B] y"))
     assert ops(model) == ["If"]
 
 
 def test_shape_arithmetic_of_static_sizes_is_folded() -> None:
-    body = "s = Shape (x) d = Gather (s, two) h = Div (d, n) u = Unsqueeze (h, zero) t = Concat <axis=0> (keep, n1, u) y = Reshape (x, t)"
+    body = """s = Shape (x) d = Gather (s, two) h = Div (d, n) u = Unsqueeze (h, zero)
+      t = Concat <axis=0> (keep, n1, u) y = Reshape (x, t)"""
     model, counts = canonical(
-        text(body, "float[B,S,64] x", "float[B,S,4,16] y",
-             "int64 two = {2}, int64 n = {4}, int64[1] n1 = {4}, int64[1] zero = {0}, int64[2] keep = {0, 0}"))  # fmt: skip
+        text(
+            body,
+            "float[B,S,64] x",
+            "float[B,S,4,16] y",
+            "int64 two = {2}, int64 n = {4}, int64[1] n1 = {4}, int64[1] zero = {0}, int64[2] keep = {0, 0}",
+        )
+    )
     assert ops(model) == ["Reshape"]
     assert ints(model.graph.nodes[0], 1) == [0, 0, 4, 16]
     assert counts["known-content"] >= 1
@@ -198,11 +205,14 @@ def test_what_changes_nothing_is_removed(body: str, constants: str) -> None:
     [
         ("i = Cast <to=10> (x) j = Cast <to=1> (i) y = Relu (j)", ""),  # rounds to float16
         ("i = Transpose <perm=[1,0,2]> (x) y = Reshape (i, t)", "int64[3] t = {-1, 4, 8}"),
-        ("i = Slice (x, a, b, c, d) y = Relu (i)", "int64[1] a = {-1}, int64[1] b = {-9223372036854775807}, int64[1] c = {2}, int64[1] d = {-1}"),
+        (
+            "i = Slice (x, a, b, c, d) y = Relu (i)",
+            "int64[1] a = {-1}, int64[1] b = {-9223372036854775807}, int64[1] c = {2}, int64[1] d = {-1}",
+        ),
         ("i = Add (x, c) y = Relu (i)", "float c = {2}"),
         ("i = Mul (x, c) y = Squeeze (i, o)", "float[1,1,1,1] c = {1}, int64[1] o = {0}"),  # one more dimension
     ],
-)  # fmt: skip
+)
 def test_what_changes_something_stays(body: str, constants: str) -> None:
     model, _ = canonical(text(body, "float[B,S,8] x", "float[?,?,8] y", constants), ((4, 3), (4, 1)))
     assert len(model.graph.nodes) >= 2
@@ -239,7 +249,8 @@ def test_equal_outputs_stay_two_outputs() -> None:
 
 
 def test_equal_computations_are_made_once() -> None:
-    body = "a = Mul (x, c) b = Mul (x, d) e = Exp (a) f = Exp (b) y = Sub (e, f) z = Softmax <axis=0> (a) w = Softmax <axis=-1> (b)"
+    body = """a = Mul (x, c) b = Mul (x, d) e = Exp (a) f = Exp (b) y = Sub (e, f)
+      z = Softmax <axis=0> (a) w = Softmax <axis=-1> (b)"""
     model, _ = canonical(
         text(body, "float[B,3] x", "float[B,3] y, float[B,3] z, float[B,3] w", "float c = {2}, float d = {2}")
     )
@@ -312,8 +323,12 @@ def test_reshape_targets_become_constants(shape: str, target: str, expected: lis
 
 def test_an_empty_batch_is_reshaped_as_before() -> None:
     body = "s = Shape (x) b = Gather (s, zero) l = Gather (s, one) t = Concat <axis=0> (b, l, h, d) y = Reshape (x, t)"
-    source = text(body, "float[B,S,64] x", "float[B,S,4,16] y",
-                  "int64[1] zero = {0}, int64[1] one = {1}, int64[1] h = {4}, int64[1] d = {16}")  # fmt: skip
+    source = text(
+        body,
+        "float[B,S,64] x",
+        "float[B,S,4,16] y",
+        "int64[1] zero = {0}, int64[1] one = {1}, int64[1] h = {4}, int64[1] d = {16}",
+    )
     proto = onnx.parser.parse_model(source)
     model, _ = canonical(source)
     for b, s in ((0, 3), (2, 0)):
@@ -332,8 +347,13 @@ def test_expand_targets_become_constants() -> None:
     body = """s = Shape (x) b = Slice (s, zero, one) l = Slice (s, one, two) t = Concat <axis=0> (b, three, l, eight)
       u = Unsqueeze (x, one) y = Expand (u, t)"""
     model, _ = canonical(
-        text(body, "float[B,S,8] x", "float[B,3,S,8] y",
-             "int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] eight = {8}"))  # fmt: skip
+        text(
+            body,
+            "float[B,S,8] x",
+            "float[B,3,S,8] y",
+            "int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] eight = {8}",
+        )
+    )
     assert ops(model) == ["Unsqueeze", "Expand"]
     assert ints(only(model, "Expand"), 1) == [1, 3, 1, 1]
 
@@ -342,9 +362,14 @@ def test_slices_have_plain_bounds() -> None:
     body = """s = Shape (x) d = Gather (s, two) h = Div (d, n) a = Slice (x, z, h, two, one) b = Slice (x, h, big, m1)
       c = Neg (b) y = Concat <axis=-1> (c, a)"""
     model, _ = canonical(
-        text(body, "float[B,S,16] x", "float[B,S,16] y",
-             "int64[1] two = {2}, int64[1] n = {2}, int64[1] z = {0}, int64[1] one = {1}, int64[1] m1 = {-1},"
-             " int64[1] big = {9223372036854775807}"))  # fmt: skip
+        text(
+            body,
+            "float[B,S,16] x",
+            "float[B,S,16] y",
+            "int64[1] two = {2}, int64[1] n = {2}, int64[1] z = {0}, int64[1] one = {1}, int64[1] m1 = {-1},"
+            " int64[1] big = {9223372036854775807}",
+        )
+    )
     first, second = (n for n in model.graph.nodes if n.op == "Slice")
     assert [ints(first, i) for i in (1, 2, 3)] == [[0], [8], [2]]
     assert [ints(second, i) for i in (1, 2, 3)] == [[8], [16], [2]]
@@ -441,10 +466,14 @@ def test_a_product_that_others_read_stays_flat() -> None:
 def test_batched_products_of_flattened_heads() -> None:
     body = """a = Reshape (x, t) b = Reshape (z, u) m = MatMul (a, b) r = Reshape (m, v) y = Relu (r)"""
     model, _ = canonical(
-        text(body, "float[B,4,5,8] x, float[B,4,8,5] z", "float[B,4,5,5] y",
-             "int64[3] t = {-1, 5, 8}, int64[3] u = {-1, 8, 5}, int64[4] v = {-1, 4, 5, 5}"),
+        text(
+            body,
+            "float[B,4,5,8] x, float[B,4,8,5] z",
+            "float[B,4,5,5] y",
+            "int64[3] t = {-1, 5, 8}, int64[3] u = {-1, 8, 5}, int64[4] v = {-1, 4, 5, 5}",
+        ),
         exact=False,
-    )  # fmt: skip
+    )
     assert ops(model) == ["MatMul", "Relu"]
 
 
@@ -471,8 +500,13 @@ def test_a_tied_weight_is_not_stored_twice() -> None:
 
 def test_constants_come_second_and_have_rank_zero() -> None:
     model, _ = canonical(
-        text("a = Add (c, x) b = Mul (d, a) e = Sub (c, b) y = Where (m, c, e)", "float[B,S] x, bool[B,S] m", "float[B,S] y",
-             "float[1] c = {2}, float[1,1] d = {3}"))  # fmt: skip
+        text(
+            "a = Add (c, x) b = Mul (d, a) e = Sub (c, b) y = Where (m, c, e)",
+            "float[B,S] x, bool[B,S] m",
+            "float[B,S] y",
+            "float[1] c = {2}, float[1,1] d = {3}",
+        )
+    )
     add, mul, sub, where = model.graph.nodes
     assert isinstance(add.inputs[1], Constant) and isinstance(mul.inputs[1], Constant)
     assert isinstance(sub.inputs[0], Constant)
@@ -481,7 +515,8 @@ def test_constants_come_second_and_have_rank_zero() -> None:
 
 
 def test_a_filled_operand_is_a_scalar() -> None:
-    body = "s = Shape (x) f = ConstantOfShape <value = int64[1] {5}> (s) a = Min (x, f) t = ConstantOfShape <value = bool[1] {1}> (s) b = Equal (a, f) y = And (b, t)"
+    body = """s = Shape (x) f = ConstantOfShape <value = int64[1] {5}> (s) a = Min (x, f)
+      t = ConstantOfShape <value = bool[1] {1}> (s) b = Equal (a, f) y = And (b, t)"""
     model, _ = canonical(text(body, "int64[B,S] x", "bool[B,S] y"))
     assert ops(model) == ["Min", "Equal"]
 
@@ -494,7 +529,8 @@ def test_a_known_branch_is_inlined() -> None:
 
 
 def test_a_branch_that_returns_an_outer_value_is_inlined() -> None:
-    body = """y = If (c) <then_branch = t () => (float[B] p) { p = Identity (x) }, else_branch = e () => (float[B] q) { q = Exp (x) }>"""
+    body = """y = If (c) <then_branch = t () => (float[B] p) { p = Identity (x) },
+      else_branch = e () => (float[B] q) { q = Exp (x) }>"""
     model, _ = canonical(text(body, "float[B] x", "float[B] y", "bool c = {1}"))
     assert ops(model) == ["Identity"]
 
@@ -504,7 +540,8 @@ def test_a_branch_that_returns_an_outer_value_is_inlined() -> None:
 
 def test_captured_values_keep_their_producers() -> None:
     body = """a = Identity (x) h = Mul (a, two) k = Relu (h)
-      y = If (c) <then_branch = t () => (float[B] p) { i = Identity (h) p = Exp (i) }, else_branch = e () => (float[B] q) { q = Cast <to=1> (k) }>"""
+      y = If (c) <then_branch = t () => (float[B] p) { i = Identity (h) p = Exp (i) },
+                  else_branch = e () => (float[B] q) { q = Cast <to=1> (k) }>"""
     model, _ = canonical(text(body, "float[B] x, bool c", "float[B] y", "float two = {2}"))
     assert ops(model) == ["Mul", "Relu", "If"]
     then, other = view.subgraphs(model.graph.nodes[-1])

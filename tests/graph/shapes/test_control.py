@@ -23,7 +23,8 @@ def test_branches_are_merged() -> None:
           y = If (c) <then_branch = t () => (float p) { p = Relu (x) }, else_branch = e () => (float q) { q = Neg (x) }>
           z = If (c) <then_branch = t () => (float p) { p = Relu (x) },
                       else_branch = e () => (float q) { q = Transpose <perm=[1,0,2]> (x) }>
-          w = If (c) <then_branch = t () => (float p) { p = Relu (x) }, else_branch = e () => (float q) { q = Flatten (x) }>
+          w = If (c) <then_branch = t () => (float p) { p = Relu (x) },
+                      else_branch = e () => (float q) { q = Flatten (x) }>
           r = Relu (w)
         }"""
     )
@@ -68,19 +69,18 @@ def test_scan_takes_its_axis_away_and_puts_it_back() -> None:
     assert found["all"] == (S, B, 8)
 
 
+SIBLINGS = (
+    HEADER
+    + """g (int64[B,S] x, bool c) => (int64 y) {
+  y = If (c) <then_branch = t () => (int64 p) { n = NonZero (x) p = Identity (n) },
+              else_branch = e () => (int64 q) {
+                n = Unique (x) zero = Constant <value_ints=[0]> () q = Unsqueeze (n, zero) }>
+}"""
+)
+
+
 def test_equal_names_in_sibling_branches_are_different_values() -> None:
-    engine = shapes.infer(
-        load_text(
-            HEADER
-            + """g (int64[B,S] x, bool c) => (int64 y) {
-              y = If (c) <then_branch = t () => (int64 p) { n = NonZero (x) p = Identity (n) },
-                          else_branch = e () => (int64 q) { n = Unique (x) q = Unsqueeze (n, zero) zero = Constant <value_ints=[0]> () }>
-            }""".replace(
-                "q = Unsqueeze (n, zero) zero = Constant <value_ints=[0]> ()",
-                "zero = Constant <value_ints=[0]> () q = Unsqueeze (n, zero)",
-            )
-        )
-    )
+    engine = shapes.infer(load_text(SIBLINGS))
     then, other = view.subgraphs(engine.model.graph.nodes[0])
     sizes = [then.nodes[0].outputs[0].shape[1], other.nodes[0].outputs[0].shape[0]]
     assert sizes[0] != sizes[1]

@@ -36,7 +36,8 @@ CASES = {
     "reshape splits heads": ("y = Reshape (x, t)", "int64[4] t = {0, 0, -1, 4}"),
     "reshape to rows": ("y = Reshape (x, t)", "int64[2] t = {-1, 8}"),
     "expand as torch spells it": (
-        "s = Shape (x) b = Slice (s, zero, one) t = Concat <axis=0> (b, minus, four) r = Reshape (t, flat) q = Shape (r)"
+        "s = Shape (x) b = Slice (s, zero, one) t = Concat <axis=0> (b, minus, four) r = Reshape (t, flat)"
+        " q = Shape (r)"
         " o = ConstantOfShape <value = int64[1] {1}> (q) m = Mul (o, neg) e = Equal (r, m) w = Where (e, o, r)"
         " a = Unsqueeze (p, zero) k = Slice (a, zero, one, axis1) y = Expand (k, w)",
         "int64[1] zero = {0}, int64[1] one = {1}, int64[1] minus = {-1}, int64[1] four = {4}, int64[1] flat = {-1},"
@@ -59,7 +60,8 @@ CASES = {
         "float[8,3] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}",
     ),
     "reductions": (
-        "a = ReduceMean (x, last) b = ReduceMean <keepdims=0> (x, last) c = ReduceSum (x) d = ArgMax <axis=1, keepdims=0> (x)"
+        "a = ReduceMean (x, last) b = ReduceMean <keepdims=0> (x, last) c = ReduceSum (x)"
+        " d = ArgMax <axis=1, keepdims=0> (x)"
         " e = ReduceMax <noop_with_empty_axes=1> (x) y = Softmax (x)",
         "int64[1] last = {-1}",
     ),
@@ -69,7 +71,8 @@ CASES = {
     ),
     "gather": ("y = Gather (w, i)", "float[3,2] w = {1,2,3,4,5,6}"),
     "indices": (
-        "g = GatherElements <axis=1> (i, i) n = NonZero (i) o = OneHot (i, depth, vals) t, u = TopK <axis=2> (x, k) y = Relu (t)",
+        "g = GatherElements <axis=1> (i, i) n = NonZero (i) o = OneHot (i, depth, vals) t, u = TopK <axis=2> (x, k)"
+        " y = Relu (t)",
         "int64 depth = {7}, float[2] vals = {0,1}, int64[1] k = {2}",
     ),
     "squeeze": (
