@@ -22,8 +22,8 @@ RANK = {
     "runtime": 4, "rewrite": 4, "lower": 4,
     "verify": 5, "bench": 5, "tune": 5, "ruletest": 5, "pipeline": 5,
     "report": 6, "reverting": 6, "explanation": 6, "skeleton": 6,
-    "optimizer": 7, "html_report": 7,
-    "regress": 8, "pytest_plugin": 9,
+    "optimizer": 7,
+    "regress": 8, "html_report": 8, "pytest_plugin": 9,
     "cli": 9,
     "__init__": 10, "__main__": 10,
 }  # fmt: skip
