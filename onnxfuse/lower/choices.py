@@ -51,7 +51,7 @@ CPU_PACKED = Choice(
 #: On CPU (384 features, 256 rows): 0.43 ms against 0.05 ms for Add and LayerNormalization, 0.07 against 0.03 ms for Add
 #: and SimplifiedLayerNormalization.
 _CPU_SKIP_NORM = Choice(
-    False, "does-not-pay: measured, ONNX Runtime's skip norms on CPU take 2 to 8 times as long as an addition and a norm"
+    False, "does-not-pay: measured, ONNX Runtime's skip norms on CPU take 2 to 8 times as long as addition and norm"
 )
 
 #: On CUDA a product with nothing fused around it is left to cuBLAS.

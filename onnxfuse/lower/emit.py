@@ -56,6 +56,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self._ones: dict[tuple[int, str], Constant] = {}
         self._prefix = "lowered"
+        self._made_for: str | None = None
 
     def keep(self, node: Node) -> None:
         self.nodes.append(node)
@@ -65,6 +66,7 @@ class Emitter:
         inputs = [operand(node, i) for i in range(len(node.inputs))]
         outputs = list(node.outputs)
         self._prefix = outputs[0].name
+        self._made_for = node.origin or node.made_for
         node.inputs.clear()
         node.outputs.clear()
         return inputs, outputs
@@ -94,6 +96,7 @@ class Emitter:
         made = [Variable("") if v is None else v for v in _trimmed(outputs)]
         name = self.model.names.fresh(made[0].name or f"{self._prefix}_{op}")
         node = Node(op, name=name, attrs=dict(attrs or {}), inputs=given, outputs=made, domain=domain or None)
+        node.made_for = self._made_for
         self.nodes.append(node)
         return node
 

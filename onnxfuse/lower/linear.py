@@ -119,7 +119,8 @@ class LinearLowering:
             return
         while len(node.inputs) < index:
             node.inputs.append(Variable(""))
-        del node.inputs[index:]
+        while len(node.inputs) > index:
+            del node.inputs[-1]
         node.inputs.append(weights.column_sums(self.emitter, weight))
 
     # -- taken apart -----------------------------------------------------------------------------------------------

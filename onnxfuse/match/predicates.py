@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.graph import consts
-from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.graph.ir import Constant, Node, Value, is_empty
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.typing import same_shape, shape_of, show
 
@@ -181,3 +181,17 @@ def _last_axis_cut(node: Node) -> tuple[int, int] | None:
     if axis not in (-1, len(shape) - 1) or not isinstance(size, int) or (len(bounds) > 3 and bounds[3] != [1]):
         return None
     return tuple(min(max(b + size if b < 0 else b, 0), size) for b in (start, end))  # type: ignore[return-value]
+
+
+@predicate
+def made_by_no_product(scope: Scope, *values: Value) -> Outcome:
+    """of: values
+    holds: none of them comes from a `Linear` that could take a residual, even if its constant bias is still added apart
+    """
+    for value in values:
+        maker = value.inputs[0] if value.inputs else None
+        if maker is not None and maker.op == "Add" and any(isinstance(v, Constant) for v in maker.inputs):
+            maker = next((v.inputs[0] for v in maker.inputs if v.inputs), None)
+        if maker is not None and maker.op == "Linear" and (len(maker.inputs) < 4 or is_empty(maker.inputs[3])):
+            return Refused("no product to take the residual", f"`{value.name}`", maker)
+    return {}
