@@ -32,6 +32,8 @@ _ABSENCES = frozenset({Kind.OP_MISMATCH, Kind.ARITY, Kind.VALUE_CONFLICT, Kind.N
 _CONTRADICTIONS = frozenset({Kind.ATTR, Kind.CONST_VALUE, Kind.CAPTURE, Kind.NOT_PRIVATE, Kind.GRAPH_OUTPUT})
 _CONSTRAINT_BONUS = 4
 _PHASE_BONUS = 3
+#: An op that is not there, after fewer checks than this, is seldom a miss: many patterns begin alike.
+_FAINT = 6
 #: A rule that fires elsewhere in the model is the one that was expected here.
 _FIRES_ELSEWHERE_BONUS = 4
 _NAMES = re.compile(r"`[^`]*`")
@@ -83,7 +85,7 @@ class Miss:
 
     def to_json(self) -> dict[str, Any]:
         own = dict(vars(self.reason))
-        rest = {k: getattr(self, k) for k in ("node", "values", "count", "phase", "passed", "bound", "taken_by")}
+        rest = {k: getattr(self, k) for k in ("node", "values", "count", "phase", "passed", "bound", "taken_by", "in_pieces")}
         others = [vars(a) for a in self.alternatives]
         return {"rule": self.rule, "stage": self.stage, "file": self.file, **own, **rest, "alternatives": others}
 
@@ -277,7 +279,9 @@ class _Tracer(Tracer):
         names |= {v.name for v in failure.values if v is not None}
         names |= {v.name for v in attempt.bound.values() if isinstance(v, Value)}
         t = attempt.bound.get("T")
-        quiet = not attempt.is_near_miss or failure.kind is Kind.GROUP_SIZE or (t is not None and t not in FLOATS)
+        faint = failure.kind in (Kind.OP_MISMATCH, Kind.ARITY) and failure.passed < _FAINT
+        quiet = faint or not attempt.is_near_miss or failure.kind is Kind.GROUP_SIZE
+        quiet = quiet or (t is not None and t not in FLOATS)
         inner = frozenset(_private_values_above(attempt.root, len(program.makers)))
         self.records[key] = _Record(miss, frozenset(names - {""}), quiet, inner, (failure.phase, failure.passed))
 

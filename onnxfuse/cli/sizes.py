@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 import click
-
-from onnxfuse.errors import UsageError
-
-_ENTRY = re.compile(r"\s*(?:([^=:,]+)=(\d+)|([^=,]+):\[?(\d+(?:x\d+)*)\]?)\s*(?:,|$)")
 
 shapes_option = click.option(
     "--shapes", "shape_texts", multiple=True, metavar="SIZES",
@@ -33,18 +28,7 @@ def parse(text: str) -> SizeSpec:
     Raises:
         UsageError: the text has another form.
     """
-    dims: dict[str, int] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    position = 0
-    while position < len(text):
-        match = _ENTRY.match(text, position)
-        if match is None:
-            raise UsageError(
-                f"`{text}` does not say sizes", hint="write dims as batch=1,seq=128 and inputs as input_ids:1x128"
-            )
-        if match[1] is not None:
-            dims[match[1].strip()] = int(match[2])
-        else:
-            shapes[match[3].strip()] = tuple(int(n) for n in match[4].split("x"))
-        position = match.end()
+    from onnxfuse.inspection.sizes import parse_sizes
+
+    dims, shapes = parse_sizes(text)
     return SizeSpec(text, dims, shapes)

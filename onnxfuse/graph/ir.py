@@ -18,12 +18,18 @@ Graph = gs.Graph
 Tensor = gs.Tensor
 
 
+#: Key of the node metadata that names the rule a node comes from.
+RULE_KEY = "onnxfuse.rule"
+
+
 class Node(gs.Node):
     """A node. ``source`` is the ``NodeProto`` that it was read from, or None for one made by a rewrite;
-    ``origin`` says which rule made it (rule id), or is None."""
+    ``origin`` says which rule made it (rule id), or is None; ``made_for`` is the origin of the node that lowering put it
+    in the place of. Either is written to the file, as node metadata under `RULE_KEY`."""
 
     source: Any = None
     origin: str | None = None
+    made_for: str | None = None
 
     __hash__ = object.__hash__
 

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfuse.graph import consts, edit, files, view
-from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Variable
+from onnxfuse.graph.ir import RULE_KEY, Constant, Deferred, Graph, Node, Variable
 from onnxfuse.graph.types import name_of, onnx_of
 
 G_LOGGER.severity = G_LOGGER.ERROR
@@ -160,6 +160,9 @@ class Model:
             proto.metadata_props.extend(source.metadata_props)
             if source.HasField("overload"):
                 proto.overload = source.overload
+        rule = node.origin or node.made_for
+        if rule is not None and all(p.key != RULE_KEY for p in proto.metadata_props):
+            proto.metadata_props.add(key=RULE_KEY, value=rule)
         proto.op_type = node.op
         if node.name:
             proto.name = node.name

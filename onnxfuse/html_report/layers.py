@@ -12,17 +12,21 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import ModelProto, NodeProto
 
+from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.inspection.model import node_cost, op_name
 from onnxfuse.inspection.sizes import Sizes
 from onnxfuse.ops.opdef import FUSED_DOMAIN, TensorType
 
-#: Key of a node's metadata that holds the id of the rule that made it.
-RULE_KEY = "onnxfuse.rule"
 #: Ops that arrange data; shown as a number, not one by one.
 _PLUMBING = frozenset({
     "Shape", "Size", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Slice", "Concat", "Split",
     "Expand", "Tile", "Gather", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "Cast", "CastLike",
     "Constant", "ConstantOfShape", "Range", "Pad", "Trilu", "Where", "Dropout",
+})  # fmt: skip
+#: Fused ops that ONNX itself, or ONNX Runtime in ONNX's domain, has.
+_NATIVE = frozenset({
+    "Attention", "Gelu", "GroupNormalization", "HardSwish", "LayerNormalization", "RMSNormalization",
+    "RotaryEmbedding", "SimplifiedLayerNormalization", "Swish",
 })  # fmt: skip
 _FLOATS = frozenset({"float32", "float16", "bfloat16", "float64", None})
 #: Whole-number attributes worth showing.
@@ -32,6 +36,10 @@ _SHORTEST_LAYER = 2
 _LONGEST_LAYER = 120
 #: A value whose readers lie further apart than this share of the graph's depth belongs to no single layer.
 _SHARED_SPAN = 0.3
+
+
+Signature = tuple[str, str, str]
+"""Op, note and shape: what makes two steps alike."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Step:
     plumbing: int = 0
 
     @property
-    def signature(self) -> tuple[str, str, str]:
+    def signature(self) -> Signature:
         return self.op, self.note, self.shape
 
 
@@ -85,7 +93,7 @@ def _steps(model: ModelProto, sizes: Sizes, rules: Mapping[str, str]) -> list[St
         found.append(
             Step(
                 op=op_name(node), value=value, note=_note(node), shape=_shape(sizes.types.get(value)),
-                fused=node.domain not in ("", "ai.onnx"), rule=rule, flops=cost.flops if cost else 0,
+                fused=node.domain not in ("", "ai.onnx") or node.op_type in _NATIVE, rule=rule, flops=cost.flops if cost else 0,
                 plumbing=plumbing,
             )
         )  # fmt: skip
@@ -162,18 +170,18 @@ def _shape(tensor: TensorType | None) -> str:
     return "×".join("?" if d is None else str(d) for d in tensor.shape)
 
 
-def _fold(steps: Sequence[Step]) -> list[Group]:
-    """The longest repetition first, then what is before and after it."""
-    best = _longest_repetition([s.signature for s in steps])
+def _fold(steps: Sequence[Step], known: frozenset[tuple[Signature, ...]] = frozenset()) -> list[Group]:
+    """The longest repetition first, then what is before and after it, cut where layers already found begin."""
+    best = _longest_repetition([s.signature for s in steps], known)
     if best is None:
         return [_group(steps, 1)] if steps else []
     start, length, count = best
     end = start + length * count
-    before, after = steps[:start], steps[end:]
+    known |= {tuple(s.signature for s in steps[start : start + length])}
     return [
-        *_fold(before),
+        *_fold(steps[:start], known),
         _group(steps[start : start + length], count, steps[start:end]),
-        *_fold(after),
+        *_fold(steps[end:], known),
     ]
 
 
@@ -181,7 +189,9 @@ def _group(steps: Sequence[Step], count: int, covered: Sequence[Step] = ()) -> G
     return Group(tuple(steps), count, tuple(s.value for s in covered or steps))
 
 
-def _longest_repetition(signatures: Sequence[tuple[str, str, str]]) -> tuple[int, int, int] | None:
+def _longest_repetition(
+    signatures: Sequence[Signature], known: frozenset[tuple[Signature, ...]]
+) -> tuple[int, int, int] | None:
     """(start, length, count) of the repetition that covers most steps; of equal ones the shortest layer, then first."""
     best: tuple[int, int, int] | None = None
     covered = 0
@@ -194,7 +204,10 @@ def _longest_repetition(signatures: Sequence[tuple[str, str, str]]) -> tuple[int
                 continue
             count = run // length + 1
             if count > 1 and length * count > covered:
-                # Start where a layer most plausibly starts: as early as the repetition allows.
-                best, covered = (index - run - length, length, count), length * count
+                first = index - run - length
+                # A repetition can be cut at any of these places; a layer that was seen before says where.
+                cuts = range(first, first + run % length + 1)
+                start = next((c for c in cuts if tuple(signatures[c : c + length]) in known), first)
+                best, covered = (start, length, count), length * count
             run = 0
     return best

@@ -56,6 +56,8 @@ def layers(groups: Sequence[Group], misses: Sequence[Miss]) -> Html:
 def _by_value(misses: Sequence[Miss]) -> dict[str, list[Miss]]:
     found: dict[str, list[Miss]] = {}
     for miss in misses:
+        if not miss.get("in_pieces", True):
+            continue  # the op there is fused already; the list of misses has it
         for value in miss.get("values", ()):
             found.setdefault(value, []).append(miss)
     return found

@@ -8,6 +8,7 @@ depends on data (NonZero, a Loop's trip count) stays unknown and is reported as 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfuse.errors import InputDataError, OnnxfuseError
+from onnxfuse.errors import InputDataError, OnnxfuseError, UsageError
 from onnxfuse.graph.types import name_of, onnx_of
 from onnxfuse.inspection.contrib_types import contrib_types
 from onnxfuse.ops import registry
@@ -37,6 +38,32 @@ class Sizes:
     types: dict[str, TensorType] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     dead_branches: set[tuple[str, str]] = field(default_factory=set)
+
+
+_ENTRY = re.compile(r"\s*(?:([^=:,]+)=(\d+)|([^=,]+):\[?(\d+(?:x\d+)*)\]?)\s*(?:,|$)")
+
+
+def parse_sizes(text: str) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """`batch=2,seq=16,pixels:1x3x224x224` as sizes by dim name and shapes by input name.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    dims: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    position = 0
+    while position < len(text):
+        match = _ENTRY.match(text, position)
+        if match is None:
+            raise UsageError(
+                f"`{text}` does not say sizes", hint="write dims as batch=1,seq=128 and inputs as input_ids:1x128"
+            )
+        if match[1] is not None:
+            dims[match[1].strip()] = int(match[2])
+        else:
+            shapes[match[3].strip()] = tuple(int(n) for n in match[4].split("x"))
+        position = match.end()
+    return dims, shapes
 
 
 def default_size(dim: str) -> int:

@@ -17,6 +17,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from onnxfuse.errors import ModelError, OnnxfuseError, VerificationError
+from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.ops import registry
 from onnxfuse.runtime import oracle
 from onnxfuse.runtime.session import Runner
@@ -25,8 +26,6 @@ from onnxfuse.verify.parts import ancestors, expose, made_values, single_node
 
 #: At most so many inner values are read out in one run: the memory of a probe stays bounded.
 PROBES_PER_ROUND = 256
-#: Key of a node's metadata that holds the id of the rule that made it.
-RULE_KEY = "onnxfuse.rule"
 
 
 @dataclass

@@ -11,9 +11,10 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, helper
 
+from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.ops import functions
 from onnxfuse.verify import repro
-from onnxfuse.verify.bisect import RULE_KEY, bisect
+from onnxfuse.verify.bisect import bisect
 
 LAYERS = 24
 PLANTED = 17
