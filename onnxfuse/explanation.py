@@ -85,7 +85,8 @@ class Miss:
 
     def to_json(self) -> dict[str, Any]:
         own = dict(vars(self.reason))
-        rest = {k: getattr(self, k) for k in ("node", "values", "count", "phase", "passed", "bound", "taken_by", "in_pieces")}
+        keys = ("node", "values", "count", "phase", "passed", "bound", "taken_by", "in_pieces")
+        rest = {k: getattr(self, k) for k in keys}
         others = [vars(a) for a in self.alternatives]
         return {"rule": self.rule, "stage": self.stage, "file": self.file, **own, **rest, "alternatives": others}
 

@@ -42,8 +42,8 @@ def report_command(
       onnxfuse report model.onnx -o page.html --shapes batch=1,seq=128 --shapes batch=8,seq=512
     """
     from onnxfuse import __version__, html_report
-    from onnxfuse.regress.config import write_text
     from onnxfuse.html_report import gather
+    from onnxfuse.regress.config import write_text
 
     destination = Path(output) if output is not None else Path(model).with_suffix(".html")
     with render.Progress(list(gather.STEPS), enabled=not quiet) as progress:

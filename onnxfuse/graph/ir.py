@@ -24,8 +24,8 @@ RULE_KEY = "onnxfuse.rule"
 
 class Node(gs.Node):
     """A node. ``source`` is the ``NodeProto`` that it was read from, or None for one made by a rewrite;
-    ``origin`` says which rule made it (rule id), or is None; ``made_for`` is the origin of the node that lowering put it
-    in the place of. Either is written to the file, as node metadata under `RULE_KEY`."""
+    ``origin`` says which rule made it (rule id), or is None; ``made_for`` is the origin of the node that lowering put
+    it in the place of. Either is written to the file, as node metadata under `RULE_KEY`."""
 
     source: Any = None
     origin: str | None = None

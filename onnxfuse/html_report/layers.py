@@ -93,8 +93,8 @@ def _steps(model: ModelProto, sizes: Sizes, rules: Mapping[str, str]) -> list[St
         found.append(
             Step(
                 op=op_name(node), value=value, note=_note(node), shape=_shape(sizes.types.get(value)),
-                fused=node.domain not in ("", "ai.onnx") or node.op_type in _NATIVE, rule=rule, flops=cost.flops if cost else 0,
-                plumbing=plumbing,
+                fused=node.domain not in ("", "ai.onnx") or node.op_type in _NATIVE, rule=rule,
+                flops=cost.flops if cost else 0, plumbing=plumbing,
             )
         )  # fmt: skip
         plumbing = 0
