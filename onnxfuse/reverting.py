@@ -117,7 +117,8 @@ class Builder:
             return self.check(verifier, self.build(variant), failing).status == "failed"
 
         def breaks_with(active: Sequence[str]) -> bool:
-            return breaks(options.without(set(order) - set(active)))
+            # All others are off, also those that did not apply: they may step in for one that is.
+            return breaks(options.without({program.id for program in self._ruleset} - set(active)))
 
         if not order or breaks_with([]):
             return []

@@ -168,9 +168,10 @@ def test_a_wrong_rule_is_found_and_taken_back(monkeypatch: pytest.MonkeyPatch, t
     _sabotage(monkeypatch, lambda built, node: node.op == "RMSNormalization")
     result = onnxfuse.optimize(LLAMA, tmp_path / "x.onnx", target="cpu")
     assert result.verdict is not None and result.verdict.status == "passed"
-    assert [entry["rule"] for entry in result.report["reverted"]] == ["rms-norm"]
-    assert result.report["reverted"][0]["sites"] is None, "everywhere"
-    assert "rms-norm" not in {f["rule"] for f in result.report["fusions"]}
+    reverted = result.report["reverted"]
+    assert reverted[0]["rule"] == "rms-norm" and reverted[0]["sites"] is None, "everywhere"
+    assert all(entry["rule"].startswith("rms-norm") for entry in reverted), "and what stepped in for it"
+    assert not {f["rule"] for f in result.report["fusions"]} & {entry["rule"] for entry in reverted}
     assert {"gated-linear", "linear-pack"} <= {f["rule"] for f in result.report["fusions"]}, "the rest stays"
 
 
