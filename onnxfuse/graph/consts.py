@@ -141,3 +141,9 @@ def check_external(tensor: onnx.TensorProto, base_dir: Path) -> str | None:
 def is_lazy(value: Constant) -> bool:
     """Whether the content still lies in the file's own TensorProto."""
     return isinstance(value._values, LazyValues) and not isinstance(value._values, Deferred)
+
+
+def is_external(value: Constant) -> bool:
+    """Whether the content lies in a file of its own, so that reading it is expensive."""
+    tensor = getattr(value._values, "tensor", None)
+    return tensor is not None and tensor.data_location == onnx.TensorProto.EXTERNAL

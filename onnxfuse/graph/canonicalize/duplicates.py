@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 
 import numpy as np
@@ -13,8 +14,11 @@ from onnxfuse.graph.dims import Dim
 from onnxfuse.graph.ir import Constant, Deferred, Node, Value
 from onnxfuse.graph.shapes import content as contents
 
-#: Constants of at most this many bytes are compared by value, larger ones by identity.
-SMALL = 1024
+#: Constants of at most this many bytes are compared by value, larger ones by identity. It takes in masks and rotary
+#: tables, which exporters store once a layer; reading all weights to compare them would cost more than it gives.
+COMPARED = 2**20
+#: Of constants larger than this only a digest is kept.
+_DIGESTED = 256
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -25,21 +29,16 @@ _PURE_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "onnxfuse", "onnxf
 
 
 def merge_constants(scope: Scope) -> int:
-    """Small constants that the nodes of one graph read become one, if dtype, shape and content are equal."""
+    """Constants that the nodes of one graph read become one, if dtype, shape and content are equal."""
     first: dict[Hashable, Constant] = {}
     count = 0
     for node in scope.graph.nodes:
         for index, value in enumerate(node.inputs):
-            if (
-                not isinstance(value, Constant)
-                or isinstance(value._values, Deferred)
-                or consts.nbytes_of(value) > SMALL
-            ):
+            if not isinstance(value, Constant):
                 continue
             key = value.__dict__.get("_key")
             if key is None:
-                key = _constant_key(value)
-                value.__dict__["_key"] = key
+                key = value.__dict__["_key"] = _constant_key(value)
             kept = first.setdefault(key, value)
             if kept is not value:
                 node.inputs[index] = kept
@@ -49,10 +48,16 @@ def merge_constants(scope: Scope) -> int:
 
 def _constant_key(value: Constant) -> Hashable:
     dtype = consts.dtype_of(value)
-    if dtype in (None, "string") or isinstance(value._values, gs.ir.tensor.SparseValues):
+    values = value._values
+    if dtype in (None, "string") or isinstance(values, (Deferred, gs.ir.tensor.SparseValues)):
+        return id(value)
+    if consts.nbytes_of(value) > COMPARED or (consts.is_lazy(value) and consts.is_external(value)):
         return id(value)
     # Bytes, so that -0.0 and 0.0 differ and NaN equals itself.
-    return dtype, consts.shape_of(value), np.ascontiguousarray(consts.array(value)).tobytes()
+    content = np.ascontiguousarray(consts.array(value)).tobytes()
+    if len(content) > _DIGESTED:
+        content = hashlib.blake2b(content, digest_size=32).digest()
+    return dtype, consts.shape_of(value), content
 
 
 def merge_nodes(scope: Scope) -> int:
@@ -87,7 +92,7 @@ def _attributes_key(node: Node) -> Hashable | None:
     for name in sorted(node.attrs):
         value = node.attrs[name]
         if isinstance(value, gs.Tensor):
-            dtype, shape, array = consts.of_attribute(value, SMALL)
+            dtype, shape, array = consts.of_attribute(value, _DIGESTED)
             if array is None or array.dtype == object:
                 return None
             key.append((name, dtype, shape, array.tobytes()))

@@ -113,6 +113,15 @@ def test_zeros_of_different_sign_are_different() -> None:
     assert ops(model).count("Div") == 2
 
 
+def test_tables_that_are_stored_twice_are_merged() -> None:
+    table = "{" + ",".join(str(i) for i in range(600)) + "}"
+    body = "a = Gather (t, i) b = Gather (u, i) y = Add (a, b) z = Gather (v, i)"
+    constants = f"float[300,2] t = {table}, float[300,2] u = {table}, float[2,300] v = {table}"
+    model, _ = canonical(text(body, "int64[B] i", "float[B,2] y, float[B,300] z", constants))
+    assert sorted(ops(model)) == ["Add", "Gather", "Gather"]
+    assert len(model.to_proto().graph.initializer) == 2
+
+
 def test_random_nodes_are_never_merged() -> None:
     body = "a = RandomNormalLike (x) b = RandomNormalLike (x) y = Sub (a, b)"
     model = load_text(text(body, "float[B,3] x", "float[B,3] y"))
