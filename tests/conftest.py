@@ -51,7 +51,9 @@ def rule_set() -> Callable[..., RuleSet]:
     def make(*bodies: str, stage: str = "fuse", ids: Iterable[str] = ("first", "second", "third")) -> RuleSet:
         programs = {}
         for body, rule_id in zip(bodies, ids, strict=False):
-            programs[rule_id] = parse(_HEAD.format(id=rule_id, stage=stage) + dedent(body) + _TESTS, Path(f"{rule_id}.yaml"))
+            programs[rule_id] = parse(
+                _HEAD.format(id=rule_id, stage=stage) + dedent(body) + _TESTS, Path(f"{rule_id}.yaml")
+            )
         return RuleSet(programs)
 
     return make
@@ -62,9 +64,15 @@ def attempt(rule_set: Callable[..., RuleSet]) -> Callable[..., Tried]:
     """Apply rules, given by their bodies, to a graph: header, `weights`, then the nodes; outputs need no types."""
 
     def run(
-        bodies: str | Iterable[str], nodes: str, *, inputs: str = "float[B,S,8] x", outputs: str = "y", weights: str = "float two = {2}",
-        opset: int = 17, **options: object,
-    ) -> Tried:  # fmt: skip
+        bodies: str | Iterable[str],
+        nodes: str,
+        *,
+        inputs: str = "float[B,S,8] x",
+        outputs: str = "y",
+        weights: str = "float two = {2}",
+        opset: int = 17,
+        **options: object,
+    ) -> Tried:
         rules = rule_set(*([bodies] if isinstance(bodies, str) else bodies))
         text = f"g ({inputs}) => ({outputs}) <{weights}>\n{{\n{indent(dedent(nodes), '  ')}\n}}"
         model = load(parse_graph(text, opset), text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "stash_type", "output_dtype"})
 _AXIS_ATTRIBUTES = frozenset({"axis", "axes"})
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
         return onnx.defs.get_schema(op, opset, domain)
@@ -29,7 +29,7 @@ def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def input_position(op: str, domain: str, name: str, opset: int) -> int | None:
     """The position of the input called `name`, or None."""
     own = registry.find(domain, op)
@@ -41,7 +41,7 @@ def input_position(op: str, domain: str, name: str, opset: int) -> int | None:
     return next((i for i, formal in enumerate(schema.inputs) if formal.name == name), None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def default_of(op: str, domain: str, name: str, opset: int) -> Any:
     """The default of an attribute; MISSING if it has none."""
     own = registry.find(domain, op)

@@ -10,7 +10,8 @@ from onnxfuse.match import predicates as named
 from onnxfuse.match.attributes import equals
 from onnxfuse.match.trace import Kind, Phase
 from onnxfuse.match.typing import broadcasts_to, dtype_of, is_multiple, same_dim, same_shape, shape_of, show
-from onnxfuse.rules.program import Checks, holds, conditions
+from onnxfuse.rules.patterns import Checks
+from onnxfuse.rules.program import conditions, holds
 
 if TYPE_CHECKING:
     from onnxfuse.match.search import Search
@@ -22,17 +23,22 @@ def predicates(search: Search, wanted: Checks, value: Value) -> bool:
     """The predicates that can be decided as soon as the value is known."""
     if wanted.const is not None and isinstance(value, Constant) is not wanted.const:
         found = f"`{value.name}`, " + ("a constant" if isinstance(value, Constant) else _maker(value))
-        return search.fail(f"{wanted.path}.const", Kind.NOT_CONST, "an initializer" if wanted.const else "no constant",
-                           found, value=value)  # fmt: skip
-    if wanted.dtype is not None or wanted.dtypes:
-        if not _dtype(search, wanted, value):
-            return False
+        return search.fail(
+            f"{wanted.path}.const",
+            Kind.NOT_CONST,
+            "an initializer" if wanted.const else "no constant",
+            found,
+            value=value,
+        )
+    if (wanted.dtype is not None or wanted.dtypes) and not _dtype(search, wanted, value):
+        return False
     if wanted.rank is not None or wanted.shape is not None:
         shape = shape_of(value)
         key = f"{wanted.path}.{'rank' if wanted.rank is not None else 'shape'}"
         if shape is None:
-            return search.fail(key, Kind.UNKNOWN_TYPE, wanted.rank_text or list(wanted.shape or ()), "an unknown rank",
-                               value=value)  # fmt: skip
+            return search.fail(
+                key, Kind.UNKNOWN_TYPE, wanted.rank_text or list(wanted.shape or ()), "an unknown rank", value=value
+            )
         if wanted.rank is not None and not wanted.rank[0] <= len(shape) <= wanted.rank[1]:
             return search.fail(key, Kind.RANK, f"rank {wanted.rank_text}", len(shape), value=value)
         if wanted.shape is not None and not _shape(search, wanted, value, shape):
@@ -52,7 +58,9 @@ def _dtype(search: Search, wanted: Checks, value: Value) -> bool:
     found = dtype_of(value)
     key = f"{wanted.path}.dtype"
     if found is None:
-        return search.fail(key, Kind.UNKNOWN_TYPE, wanted.dtype or " or ".join(wanted.dtypes), "an unknown dtype", value=value)
+        return search.fail(
+            key, Kind.UNKNOWN_TYPE, wanted.dtype or " or ".join(wanted.dtypes), "an unknown dtype", value=value
+        )
     if wanted.dtypes:
         return found in wanted.dtypes or search.fail(key, Kind.DTYPE, " or ".join(wanted.dtypes), found, value=value)
     name = wanted.dtype
@@ -112,8 +120,12 @@ def _limits(search: Search) -> bool:
         if f"${name}" not in env:
             continue
         found = env[f"${name}"]
-        if limit.range is not None and not (isinstance(found, (int, float)) and limit.range[0] <= found <= limit.range[1]):
-            return search.fail(f"captures.{name}.range", Kind.CAPTURE, f"{limit.range[0]:g} to {limit.range[1]:g}", found)
+        if limit.range is not None and not (
+            isinstance(found, (int, float)) and limit.range[0] <= found <= limit.range[1]
+        ):
+            return search.fail(
+                f"captures.{name}.range", Kind.CAPTURE, f"{limit.range[0]:g} to {limit.range[1]:g}", found
+            )
         if limit.one_of is not None and not any(equals(found, option) for option in limit.one_of):
             return search.fail(f"captures.{name}.one_of", Kind.CAPTURE, limit.one_of, found)
         search.passed += 1
@@ -145,8 +157,13 @@ def _late(search: Search) -> bool:
             shape, goal = shape_of(value), shape_of(other)
             if not relation(shape, goal):
                 unknown = shape is None or goal is None
-                return search.fail(f"{wanted.path}.{key}", Kind.UNKNOWN_TYPE if unknown else Kind.SHAPE,
-                                   f"{show(goal)} of `{other.name}`", show(shape), value=value)  # fmt: skip
+                return search.fail(
+                    f"{wanted.path}.{key}",
+                    Kind.UNKNOWN_TYPE if unknown else Kind.SHAPE,
+                    f"{show(goal)} of `{other.name}`",
+                    show(shape),
+                    value=value,
+                )
             search.passed += 1
     return True
 
@@ -205,7 +222,9 @@ def private(search: Search) -> bool:
     rule = search.program.spec
     kept = {id(env[name]) for name in rule.outputs if env.get(name) is not None}
     for node in [key for key in env if isinstance(key, Node)]:
-        if scope.exclude_nodes and (node.name in scope.exclude_nodes or any(v.name in scope.exclude_nodes for v in node.outputs)):
+        if scope.exclude_nodes and (
+            node.name in scope.exclude_nodes or any(v.name in scope.exclude_nodes for v in node.outputs)
+        ):
             return search.fail(f"nodes.{env[node]}", Kind.EXCLUDED, "no excluded node", view.describe(node), node)
         for value in node.outputs:
             if id(value) not in kept and not _hidden(search, value, env[node]):
@@ -224,18 +243,36 @@ def _hidden(search: Search, value: Value, pattern_name: str) -> bool:
     if env.get(name) is not value:
         name = next((n for n, bound in env.items() if bound is value and type(n) is str), pattern_name)
     # An absent optional node shares its value with its operand; the name that may be shared counts.
-    allowed = next((search.program.spec.shared[n] for n, bound in env.items()
-                    if bound is value and type(n) is str and n in search.program.spec.shared), None)  # fmt: skip
+    allowed = next(
+        (
+            search.program.spec.shared[n]
+            for n, bound in env.items()
+            if bound is value and type(n) is str and n in search.program.spec.shared
+        ),
+        None,
+    )
     if allowed == "any":
         return True
     if is_output:
-        return search.fail(f"private.{name}", Kind.GRAPH_OUTPUT, "an interior value", f"graph output `{value.name}`", value=value)
+        return search.fail(
+            f"private.{name}", Kind.GRAPH_OUTPUT, "an interior value", f"graph output `{value.name}`", value=value
+        )
     for reader in outside:
         if reader not in scope.position:
-            return search.fail(f"private.{name}", Kind.CAPTURED_BY_SUBGRAPH, "no reader outside of the match",
-                               f"{view.describe(reader)} in a subgraph", reader, value)  # fmt: skip
+            return search.fail(
+                f"private.{name}",
+                Kind.CAPTURED_BY_SUBGRAPH,
+                "no reader outside of the match",
+                f"{view.describe(reader)} in a subgraph",
+                reader,
+                value,
+            )
         if allowed is None or reader.op not in allowed:
-            wanted = "no reader outside of the match" if allowed is None else f"only {' or '.join(allowed)} outside of the match"
+            wanted = (
+                "no reader outside of the match"
+                if allowed is None
+                else f"only {' or '.join(allowed)} outside of the match"
+            )
             return search.fail(f"private.{name}", Kind.NOT_PRIVATE, wanted, view.describe(reader), reader, value)
     search.passed += 1
     return True

@@ -10,7 +10,8 @@ from onnxfuse.graph.ir import Node, Value, is_empty
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.search import Search
 from onnxfuse.match.trace import Failure, Kind, Phase, Tracer
-from onnxfuse.rules.program import OpPattern, Program
+from onnxfuse.rules.patterns import OpPattern
+from onnxfuse.rules.program import Program
 
 
 @dataclass(slots=True)
@@ -43,7 +44,9 @@ class Match:
         return [env[name] for env in envs for name in self.program.outputs]
 
 
-def find(program: Program, scope: Scope, root: Node, tracer: Tracer | None = None, search: Search | None = None) -> Match | None:
+def find(
+    program: Program, scope: Scope, root: Node, tracer: Tracer | None = None, search: Search | None = None
+) -> Match | None:
     """Try a rule at a root; a failure goes to the tracer."""
     value = _root_value(program, root)
     if value is None:
@@ -107,8 +110,14 @@ def _siblings(first: Match, scope: Scope, search: Search, tracer: Tracer | None)
     if len(members) < siblings.min:
         if tracer is not None:
             tracer.fail(
-                Failure("siblings", Kind.GROUP_SIZE, f"at least {siblings.min} siblings", len(members), (first.root,),
-                        phase=Phase.APPLY)  # fmt: skip
+                Failure(
+                    "siblings",
+                    Kind.GROUP_SIZE,
+                    f"at least {siblings.min} siblings",
+                    len(members),
+                    (first.root,),
+                    phase=Phase.APPLY,
+                )
             )
         return None
     root = members[0][program.outputs[0]].inputs[0]

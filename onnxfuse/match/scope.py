@@ -10,6 +10,7 @@ from onnxfuse.graph import view
 from onnxfuse.graph.ir import Graph, Node, Value
 from onnxfuse.graph.model import Model
 from onnxfuse.match import op_types  # noqa: F401  (registers the shapes of our ops)
+from onnxfuse.rules.patterns import OpKey
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Target:
     def parse(cls, text: str) -> Target:
         """``cpu``, ``cuda``, ``cuda:sm90``. UsageError for anything else."""
         provider, _, sm = text.partition(":")
-        if provider not in ("cpu", "cuda") or (sm and not (provider == "cuda" and sm.startswith("sm") and sm[2:].isdigit())):
+        if provider not in ("cpu", "cuda") or (
+            sm and not (provider == "cuda" and sm.startswith("sm") and sm[2:].isdigit())
+        ):
             raise UsageError(f"unknown target `{text}`", hint="write cpu, cuda, or cuda:smNN such as cuda:sm90")
         return cls(provider, int(sm[2:]) if sm else None)
 
@@ -42,7 +45,7 @@ class Scope:
     exclude_nodes: frozenset[str] = frozenset()
     position: dict[Node, int] = field(default_factory=dict)
     outputs: set[int] = field(default_factory=set)
-    ops: Counter = field(default_factory=Counter)
+    ops: Counter[OpKey] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, model: Model, graph: Graph, target: Target, exclude_nodes: frozenset[str] = frozenset()) -> Scope:

@@ -11,15 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from onnxfuse.graph import consts, view
-from onnxfuse.graph.ir import Constant, Node, Value, Variable, is_empty
+from onnxfuse.graph.ir import Constant, Node, Value, is_empty
 from onnxfuse.match import checks
 from onnxfuse.match.attributes import DYNAMIC, MISSING, equals, lookup, normalized
+from onnxfuse.match.chains import trees
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.trace import Failure, Kind, Phase, Tracer
-from onnxfuse.rules.program import (
+from onnxfuse.match.wording import named, op_names, origin, wanted_constant
+from onnxfuse.rules.patterns import (
     ABSENT,
     ANY,
-    CAPTURE,
     LIST,
     NUMBER,
     VALUE,
@@ -29,9 +30,9 @@ from onnxfuse.rules.program import (
     Operand,
     OpPattern,
     Pattern,
-    Program,
     SamePattern,
 )
+from onnxfuse.rules.program import Program
 
 #: A search that takes more steps is given up: no real pattern needs a tenth of it.
 STEP_LIMIT = 50_000
@@ -92,7 +93,13 @@ class Search:
             del self.env[self.trail.pop()]
 
     def fail(
-        self, check: str, kind: Kind, expected: Any = None, found: Any = None, node: Node | None = None, value: Any = None
+        self,
+        check: str,
+        kind: Kind,
+        expected: Any = None,
+        found: Any = None,
+        node: Node | None = None,
+        value: Any = None,
     ) -> bool:
         if self.tracer is not None:
             nodes = (node,) if node is not None else ()
@@ -109,7 +116,7 @@ class Search:
         if name in env:
             if env[name] is value:
                 return rest
-            return self.fail(f"values.{name}", Kind.VALUE_CONFLICT, _name(env[name]), _name(value), value=value)
+            return self.fail(f"values.{name}", Kind.VALUE_CONFLICT, named(env[name]), named(value), value=value)
         pattern = self.makers.get(name)
         if pattern is None:
             given = self.program.inputs.get(name)
@@ -174,7 +181,7 @@ class Search:
         matches = node is not None and node.op == pattern.op and view.domain(node) == pattern.domain
         if not pattern.optional:
             if not matches:
-                found = node.op if node is not None else _origin(value)
+                found = node.op if node is not None else origin(value)
                 return self.fail(f"{pattern.id}.op", Kind.OP_MISMATCH, pattern.op, found, node, value)
             return self.node(pattern, name, value, rest)
         if matches:
@@ -195,8 +202,13 @@ class Search:
         node: Node = value.inputs[0]
         env = self.env
         if node in env:
-            return self.fail(f"values.{name}", Kind.VALUE_CONFLICT, f"a node of its own, not that of `{env[node]}`",
-                             view.describe(node), node)  # fmt: skip
+            return self.fail(
+                f"values.{name}",
+                Kind.VALUE_CONFLICT,
+                f"a node of its own, not that of `{env[node]}`",
+                view.describe(node),
+                node,
+            )
         if node not in self.scope.position:
             return self.fail(f"{pattern.id}.op", Kind.OP_MISMATCH, pattern.op, "a value of an outer graph", node, value)
         self.passed += 1
@@ -230,7 +242,8 @@ class Search:
     @staticmethod
     def ordered(pairs: Any, rest: Agenda) -> Agenda:
         """An agenda of operands: those that fail soonest first."""
-        for operand, value in reversed(sorted(pairs, key=_rank)):
+        by_rank = sorted(pairs, key=_rank)
+        for operand, value in reversed(by_rank):
             rest = (Search.operand, operand, value, rest)
         return rest
 
@@ -249,10 +262,15 @@ class Search:
                     return self.fail(f"{pattern.id}.out", Kind.ARITY, name, output.name, node)
                 continue
             if (wanted == name) != (output is value):
-                return self.fail(f"{pattern.id}.out", Kind.VALUE_CONFLICT, f"output {listed.index(name)}",
-                                 f"output {_index(node, value)}", node)  # fmt: skip
+                return self.fail(
+                    f"{pattern.id}.out",
+                    Kind.VALUE_CONFLICT,
+                    f"output {listed.index(name)}",
+                    f"output {_index(node, value)}",
+                    node,
+                )
             if wanted in self.env and self.env[wanted] is not output:
-                return self.fail(f"values.{wanted}", Kind.VALUE_CONFLICT, _name(self.env[wanted]), output.name, node)
+                return self.fail(f"values.{wanted}", Kind.VALUE_CONFLICT, named(self.env[wanted]), output.name, node)
             if wanted not in self.env:
                 self.bind(wanted, output)
         if len(node.outputs) < len(listed):
@@ -267,23 +285,31 @@ class Search:
                     return self.fail(operand.id, Kind.ARITY, operand.name, "an omitted operand")
                 name = operand.name
                 if name in self.env:
-                    return rest if self.env[name] is None else self.fail(
-                        f"values.{name}", Kind.VALUE_CONFLICT, _name(self.env[name]), "absent")  # fmt: skip
+                    return (
+                        rest
+                        if self.env[name] is None
+                        else self.fail(f"values.{name}", Kind.VALUE_CONFLICT, named(self.env[name]), "absent")
+                    )
                 self.bind(name, None)
                 return rest
             return self.value(operand.name, value, rest)
         if kind is ANY:
             return rest
         if kind is ABSENT:
-            return rest if value is None else self.fail(operand.id, Kind.ARITY, "absent", _name(value), value=value)
+            return rest if value is None else self.fail(operand.id, Kind.ARITY, "absent", named(value), value=value)
         if value is None or not isinstance(value, Constant):
-            return self.fail(operand.id, Kind.NOT_CONST, _wanted(operand), _origin(value), value=value)
+            return self.fail(operand.id, Kind.NOT_CONST, wanted_constant(operand), origin(value), value=value)
         if kind is LIST:
             return rest if self.constant_list(operand, value) else False
         found = consts.scalar(value)
         if found is None:
-            return self.fail(operand.id, Kind.NOT_CONST, _wanted(operand), f"a constant with {consts.size_of(value)} elements",
-                             value=value)  # fmt: skip
+            return self.fail(
+                operand.id,
+                Kind.NOT_CONST,
+                wanted_constant(operand),
+                f"a constant with {consts.size_of(value)} elements",
+                value=value,
+            )
         self.passed += 1
         if kind is NUMBER:
             wanted = operand.number
@@ -340,7 +366,7 @@ class Search:
     def chain(self, pattern: ChainPattern, name: str, value: Value, rest: Agenda) -> Any:
         root = value.inputs[0] if value.inputs else None
         if root is None or root.op != pattern.op or view.domain(root) != "" or root not in self.scope.position:
-            found = root.op if root is not None else _origin(value)
+            found = root.op if root is not None else origin(value)
             return self.fail(f"{pattern.id}.chain", Kind.OP_MISMATCH, pattern.op, found, root, value)
         if root in self.env:
             return self.fail(f"values.{name}", Kind.VALUE_CONFLICT, "a node of its own", view.describe(root), root)
@@ -350,10 +376,10 @@ class Search:
         self.bind(name, value)
         operands = sorted(pattern.operands, key=lambda o: o.rank)
         mark = self.mark()
-        trees = list(_trees(pattern.op, root, len(operands), self.env, self.scope))
-        if not trees:
+        shapes = list(trees(pattern.op, root, len(operands), self.env, self.scope))
+        if not shapes:
             return self.fail(f"{pattern.id}.of", Kind.ARITY, f"{len(operands)} factors or terms", "fewer", root)
-        for nodes, leaves in trees:
+        for nodes, leaves in shapes:
             for node in nodes:
                 self.bind(node, name)
             if self.solve((Search.factors, operands, leaves, rest)):
@@ -400,7 +426,7 @@ class Search:
                 if self.solve((Search.value, name, candidate, (Search.find_output, extra, depth + 1, rest))):
                     return True
                 self.undo(mark)
-        return self.fail(f"nodes.{output}", Kind.OP_MISMATCH, _op_names(pattern), "no such reader", value=value)
+        return self.fail(f"nodes.{output}", Kind.OP_MISMATCH, op_names(pattern), "no such reader", value=value)
 
     def finish(self, _a: None, _b: None, _rest: None) -> bool:
         return checks.all_bound(self)
@@ -412,61 +438,11 @@ def _rank(pair: tuple[Operand, Any]) -> int:
 
 def same_capture(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
-        return isinstance(a, (int, float)) and isinstance(b, (int, float)) and consts.close(float(a), float(b), "float32")
+        return (
+            isinstance(a, (int, float)) and isinstance(b, (int, float)) and consts.close(float(a), float(b), "float32")
+        )
     return bool(a == b)
-
-
-def _trees(op: str, root: Node, count: int, env: dict, scope: Scope) -> Any:
-    """All (inner nodes, leaves) of the tree of binary `op` nodes below `root` that has `count` leaves."""
-    seen: set[tuple] = set()
-    stack: list[tuple[tuple[Node, ...], tuple[Value, ...]]] = [((root,), tuple(root.inputs))]
-    while stack:
-        nodes, leaves = stack.pop()
-        if len(leaves) == count:
-            yield nodes, leaves
-            continue
-        expanded = []
-        for index, leaf in enumerate(leaves):
-            node = leaf.inputs[0] if leaf.inputs else None
-            if node is None or node.op != op or view.domain(node) != "" or node in env or node in nodes:
-                continue
-            if node not in scope.position or len(leaf.outputs) != 1 or scope.is_output(leaf):
-                continue
-            grown = ((*nodes, node), leaves[:index] + tuple(node.inputs) + leaves[index + 1 :])
-            key = tuple(sorted(id(n) for n in grown[0]))
-            if key not in seen:
-                seen.add(key)
-                expanded.append(grown)
-        stack.extend(reversed(expanded))
-
-
-def _name(value: Value | None) -> str:
-    return "absent" if value is None else f"`{value.name}`"
 
 
 def _index(node: Node, value: Value) -> int:
     return next(i for i, output in enumerate(node.outputs) if output is value)
-
-
-def _origin(value: Value | None) -> str:
-    if value is None:
-        return "an omitted operand"
-    if isinstance(value, Constant):
-        return f"the constant `{value.name}`"
-    if isinstance(value, Variable) and value.inputs:
-        return f"`{value.name}`, made by {value.inputs[0].op}"
-    return f"the graph input `{value.name}`"
-
-
-def _wanted(operand: Operand) -> str:
-    return f"a constant ({operand.name})" if operand.kind == CAPTURE else f"the constant {operand.number}"
-
-
-def _op_names(pattern: Pattern) -> str:
-    if isinstance(pattern, OpPattern):
-        return pattern.op
-    if isinstance(pattern, ChainPattern):
-        return pattern.op
-    if isinstance(pattern, AnyPattern):
-        return " or ".join(_op_names(p) for p in pattern.alternatives)
-    return pattern.other

@@ -17,7 +17,7 @@ from onnxfuse.errors import OpError, RewriteError
 from onnxfuse.graph import consts, edit, view
 from onnxfuse.graph.ir import Constant, Node, Value, Variable, is_empty
 from onnxfuse.graph.shapes import Inference
-from onnxfuse.graph.types import name_of, numpy_of, onnx_of
+from onnxfuse.graph.types import numpy_of, onnx_of
 from onnxfuse.match import op_types
 from onnxfuse.match.attributes import default_of, input_position, plain, schema_of
 from onnxfuse.match.find import Match
@@ -153,12 +153,10 @@ class Builder:
             result = function(*sources, **params)
         except weight_functions.Unfit as problem:
             raise self.refuse(check, Kind.WEIGHT_SHAPE, problem.expected, problem.found) from None
-        if result is None or isinstance(result, Constant):
-            if not (isinstance(result, Constant) and to and dtype_of(result) != to):
-                return result
+        if isinstance(result, Constant) and to and dtype_of(result) != to:
             result = weight_functions.cast(result)
-            if isinstance(result, Constant):
-                return result
+        if result is None or isinstance(result, Constant):
+            return result
         if to:
             result.dtype = to
         self.check_duplication(check, sources, result)
@@ -225,9 +223,12 @@ class Builder:
     def constant(self, item: Any, check: str) -> Constant:
         """A new constant for a literal or capture."""
         content = self.number(item, check)
-        if isinstance(content, (list, tuple)) or (isinstance(content, int) and not isinstance(content, bool) and
-                                                  isinstance(item, str)):  # fmt: skip
-            array = np.asarray(content, dtype=np.int64 if all(isinstance(v, int) for v in np.ravel(content).tolist()) else np.float32)
+        if isinstance(content, (list, tuple)) or (
+            isinstance(content, int) and not isinstance(content, bool) and isinstance(item, str)
+        ):
+            array = np.asarray(
+                content, dtype=np.int64 if all(isinstance(v, int) for v in np.ravel(content).tolist()) else np.float32
+            )
         elif isinstance(content, np.ndarray):
             array = content
         else:
@@ -272,8 +273,9 @@ class Builder:
                     inputs = list(node.inputs)
                     while len(inputs) <= position:
                         inputs.append(_nothing())
-                    inputs[position] = self.constant([int(v) for v in value] if isinstance(value, list) else [value],
-                                                     f"{path}.attrs.{name}")  # fmt: skip
+                    inputs[position] = self.constant(
+                        [int(v) for v in value] if isinstance(value, list) else [value], f"{path}.attrs.{name}"
+                    )
                     node.inputs = inputs
                     return
         default = default_of(node.op, domain, name, self.scope.opset)
@@ -315,7 +317,9 @@ class Builder:
     def check_outputs(self) -> None:
         for old, new in self.built.replaced:
             have, want = dtype_of(new), dtype_of(old)
-            check = f"rewrite.outputs.{next((n for n, v in self.env.items() if v is old and isinstance(n, str)), old.name)}"
+            check = (
+                f"rewrite.outputs.{next((n for n, v in self.env.items() if v is old and isinstance(n, str)), old.name)}"
+            )
             if have is not None and want is not None and have != want:
                 raise self.refuse(check, Kind.OUTPUT_TYPE, want, have, Phase.APPLY)
             a, b = shape_of(old), shape_of(new)
@@ -335,7 +339,7 @@ class Builder:
             if v.inputs and v.inputs[0] in position and v.inputs[0] not in self._matched
         ]
         last_need = max(needs, default=-1)
-        wanted = {index for index in needs}
+        wanted = set(needs)
         stack = [r for old in olds for r in view.consumers(old) if r in position and r not in self._matched]
         seen: set[Node] = set()
         while stack:
@@ -344,7 +348,9 @@ class Builder:
                 continue
             seen.add(node)
             if position[node] in wanted:
-                raise self.refuse("rewrite.outputs", Kind.CYCLE, "independent outputs", view.describe(node), Phase.APPLY)
+                raise self.refuse(
+                    "rewrite.outputs", Kind.CYCLE, "independent outputs", view.describe(node), Phase.APPLY
+                )
             stack.extend(r for v in node.outputs for r in view.consumers(v) if r in position)
 
 
@@ -354,7 +360,10 @@ def build(match: Match, scope: Scope, inference: Inference) -> Built:
 
 
 def commit(built: Built, scope: Scope) -> list[Node]:
-    """Put the new nodes in the old ones' place; returns the old nodes that are gone. The caller orders the graph's list."""
+    """Put the new nodes in the old ones' place; returns the old nodes that are gone.
+
+    The caller brings the graph's list of nodes in order.
+    """
     match, names, graph = built.match, scope.model.names, scope.graph
     for prefix, constant in built.constants:
         constant.name = names.fresh(prefix)

@@ -23,7 +23,8 @@ from onnxfuse.rewrite.apply import Refused, build, commit
 from onnxfuse.rewrite.vocabulary import vocabulary
 from onnxfuse.rules.lint import require_functions
 from onnxfuse.rules.loading import RuleSet
-from onnxfuse.rules.program import OpKey, Program
+from onnxfuse.rules.patterns import OpKey
+from onnxfuse.rules.program import Program
 
 #: Rules that keep undoing each other are a defect; no real graph comes near this many applications per node.
 APPLICATIONS_PER_NODE = 20
@@ -99,7 +100,15 @@ def run(
     report = Report()
     for graph in list(model.graphs()):
         _Pass(
-            model, graph, programs, target, frozenset(exclude_nodes), frozenset(exclude_sites), tracer, inference, report
+            model,
+            graph,
+            programs,
+            target,
+            frozenset(exclude_nodes),
+            frozenset(exclude_sites),
+            tracer,
+            inference,
+            report,
         ).run()
     return report
 
@@ -145,8 +154,10 @@ class _Pass:
                 return
             if len(self.report.applied) - applied_at_start > self.limit:
                 last = sorted({a.rule for a in self.report.applied[-20:]})
-                raise RewriteError(f"the rules {', '.join(f'`{r}`' for r in last)} keep undoing each other",
-                                   hint="disable one of them with --disable")  # fmt: skip
+                raise RewriteError(
+                    f"the rules {', '.join(f'`{r}`' for r in last)} keep undoing each other",
+                    hint="disable one of them with --disable",
+                )
             self.scope.refresh()
             dirty = self.reached(touched)
 
@@ -232,9 +243,13 @@ class _Pass:
             removed_names = tuple(view.describe(n) for n in match.nodes)
             dead = commit(built, self.scope)
             self.report.applied.append(
-                Applied(match.rule, match.program.stage, outputs[0].name,
-                        tuple(name for node, name in zip(match.nodes, removed_names, strict=True) if node in set(dead)),
-                        tuple(view.describe(n) for n in built.nodes))  # fmt: skip
+                Applied(
+                    match.rule,
+                    match.program.stage,
+                    outputs[0].name,
+                    tuple(name for node, name in zip(match.nodes, removed_names, strict=True) if node in set(dead)),
+                    tuple(view.describe(n) for n in built.nodes),
+                )
             )
             if self.tracer is not None:
                 self.tracer.applied.append((match.rule, match.root))

@@ -1,4 +1,7 @@
-"""The generated parts of the reference pages and the JSON schema: ``python -m onnxfuse.rewrite.reference`` writes them."""
+"""The generated parts of the reference pages and the JSON schema.
+
+``python -m onnxfuse.rewrite.reference`` writes them.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +55,15 @@ def weight_rows() -> str:
 
 
 def kind_rows() -> str:
-    return "\n".join(["| kind | means |", "|---|---|", *(f"| `{kind}` | {trace.MEANING[kind]} |" for kind in trace.Kind)])
+    return "\n".join(
+        ["| kind | means |", "|---|---|", *(f"| `{kind}` | {trace.MEANING[kind]} |" for kind in trace.Kind)]
+    )
 
 
 def lint_rows() -> str:
-    return "\n".join(["| id | rejects |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in lint.MEANING.items())])
+    return "\n".join(
+        ["| id | rejects |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in lint.MEANING.items())]
+    )
 
 
 def filled(page: str) -> str:
@@ -74,7 +81,9 @@ def stale() -> dict[Path, str]:
     wanted = {SCHEMA: schema.text()}
     for page in (RULE_FORMAT, LINT):
         wanted[page] = filled(page.read_text(encoding="utf-8"))
-    return {path: text for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text}
+    return {
+        path: text for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def concat(*parts: Constant | None, axis: int = 0, sizes: Sequence[int] | None =
         arrays = [consts.array(p) if p is not None else np.zeros(sizes[i], zeros) for i, p in enumerate(parts)]  # type: ignore[index]
         return np.concatenate(arrays, axis=at)
 
-    return Plan(first[:at] + (total,) + first[at + 1 :], dtype, compute)
+    return Plan((*first[:at], total, *first[at + 1 :]), dtype, compute)
 
 
 @weight
@@ -132,11 +132,11 @@ def interleave(a: Constant, b: Constant, *, axis: int = 0, block: int = 1) -> Pl
         raise Unfit(f"a size of axis {at} divisible by {block}", str(shape[at]))
 
     def compute() -> np.ndarray:
-        cut = shape[:at] + (shape[at] // block, block) + shape[at + 1 :]
+        cut = (*shape[:at], shape[at] // block, block, *shape[at + 1 :])
         both = [consts.array(v).reshape(cut) for v in (a, b)]
-        return np.stack(both, axis=at + 1).reshape(shape[:at] + (2 * shape[at],) + shape[at + 1 :])
+        return np.stack(both, axis=at + 1).reshape(*shape[:at], 2 * shape[at], *shape[at + 1 :])
 
-    return Plan(shape[:at] + (2 * shape[at],) + shape[at + 1 :], dtype_of(a), compute)
+    return Plan((*shape[:at], 2 * shape[at], *shape[at + 1 :]), dtype_of(a), compute)
 
 
 @weight
@@ -154,7 +154,7 @@ def split(w: Constant, *, axis: int = 0, parts: int | Sequence[int] = 2, part: i
         raise Unfit(f"parts that sum to {shape[at]}", str(sizes))
     start = sum(sizes[:part])
     where = (slice(None),) * at + (slice(start, start + sizes[part]),)
-    return Plan(shape[:at] + (sizes[part],) + shape[at + 1 :], dtype_of(w), lambda: consts.array(w)[where])
+    return Plan((*shape[:at], sizes[part], *shape[at + 1 :]), dtype_of(w), lambda: consts.array(w)[where])
 
 
 @weight
@@ -212,12 +212,12 @@ def pad(w: Constant, *, axis: int = 0, before: int = 0, after: int = 0) -> Plan:
     if before < 0 or after < 0:
         raise Unfit("counts of zeros", f"{before}, {after}")
     width = [(0, 0)] * at + [(before, after)] + [(0, 0)] * (len(shape) - at - 1)
-    grown = shape[:at] + (shape[at] + before + after,) + shape[at + 1 :]
+    grown = (*shape[:at], shape[at] + before + after, *shape[at + 1 :])
     return Plan(grown, dtype_of(w), lambda: np.pad(consts.array(w), width))
 
 
 @weight
-def cast(w: Constant) -> Plan | Constant:
+def cast(w: Constant) -> Plan:
     """`of: [w]`, `to`: in another dtype"""
     return Plan(_shape(w), dtype_of(w), lambda: consts.array(w))
 
@@ -278,7 +278,9 @@ def mul(a: Constant, b: Constant) -> Plan:
 
 
 @weight
-def matmul_bias(w: Constant, beta: Constant | None, bias: Constant | None, *, layout: str = "KN") -> Plan | Constant | None:
+def matmul_bias(
+    w: Constant, beta: Constant | None, bias: Constant | None, *, layout: str = "KN"
+) -> Plan | Constant | None:
     """`of: [w, beta, bias]`, `layout`: beta·W + bias, a vector of N; an absent operand counts as zero"""
     if beta is None:
         return bias

@@ -10,12 +10,46 @@ from onnxfuse.ops import registry
 
 #: Contrib ops of ONNX Runtime that rules may name; their schemas are not in the onnx package.
 CONTRIB = frozenset(
-    "Attention BiasAdd BiasGelu BiasSoftmax BiasSplitGelu DecoderMaskedMultiHeadAttention EmbedLayerNormalization FastGelu "
-    "FusedConv FusedGemm FusedMatMul Gelu GemmFastGelu GemmFloat8 GroupNorm GroupQueryAttention MatMulNBits "
-    "MultiHeadAttention NGramRepeatBlock PackedAttention PackedMultiHeadAttention QuickGelu RelativePositionBias "
-    "RotaryEmbedding SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization "
-    "TransposeMatMul GatherBlockQuantized MoE QMoE PagedAttention SparseAttention DynamicQuantizeMatMul "
-    "MatMulIntegerToFloat QAttention CausalConvWithState".split()
+    [
+        "Attention",
+        "BiasAdd",
+        "BiasGelu",
+        "BiasSoftmax",
+        "BiasSplitGelu",
+        "DecoderMaskedMultiHeadAttention",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "Gelu",
+        "GemmFastGelu",
+        "GemmFloat8",
+        "GroupNorm",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "NGramRepeatBlock",
+        "PackedAttention",
+        "PackedMultiHeadAttention",
+        "QuickGelu",
+        "RelativePositionBias",
+        "RotaryEmbedding",
+        "SimplifiedLayerNormalization",
+        "SkipGroupNorm",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "TransposeMatMul",
+        "GatherBlockQuantized",
+        "MoE",
+        "QMoE",
+        "PagedAttention",
+        "SparseAttention",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "QAttention",
+        "CausalConvWithState",
+    ]
 )
 #: Ops that ONNX Runtime has in ONNX's own domain.
 _RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})

@@ -5,44 +5,19 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from onnxfuse.errors import RuleError
 from onnxfuse.ops import registry
 from onnxfuse.rules import names, spec
+from onnxfuse.rules.case_lint import case_findings
+from onnxfuse.rules.findings import Diagnostic, Findings, distinct
 from onnxfuse.rules.known_ops import attributes_of, is_known
-from onnxfuse.rules.program import (
-    NUMBER,
-    VALUE,
-    AnyPattern,
-    ChainPattern,
-    Operand,
-    OpPattern,
-    Program,
-    domain_of,
-    operands_of,
-    parts,
-)
-
-
-@dataclass(frozen=True)
-class Diagnostic:
-    """One finding: lint id, the path in the file, and what is wrong."""
-
-    id: str
-    rule: str
-    file: str
-    line: int | None
-    path: str
-    message: str
-    hint: str | None = None
-
-    def __str__(self) -> str:
-        text = f"{self.file}:{self.line or 1}: {self.id}: {self.message}"
-        return f"{text}\nhint: {self.hint}" if self.hint else text
+from onnxfuse.rules.overlap import may_overlap
+from onnxfuse.rules.patterns import NUMBER, VALUE, OpPattern, operands_of, parts
+from onnxfuse.rules.program import Program, domain_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +47,7 @@ MEANING = {
     "no-kernel": "an op of the `onnxfuse` domain without a kernel for a listed target and dtype",
     "weight-shape": "a weight function of a value that is not declared `const: true`",
     "short-constant": "a literal with fewer than 7 digits near a known irrational number",
-    "alternative-not-tested": "an alternative, or a state of an optional node, that no positive case uses (found by running the cases)",
+    "alternative-not-tested": "an alternative, or a state of an optional node, that no positive case uses",
     "guard-not-tested": "a guard (limits, targets, `where`, `shared`, privacy) without a `no_match` case",
     "replace-not-once": "an edit of a case whose text does not occur exactly once",
     "same-priority": "two rules of a stage that can match at one root, with equal priority",
@@ -81,23 +56,9 @@ MEANING = {
 }
 
 
-class _Findings:
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.found: list[Diagnostic] = []
-
-    def add(self, lint_id: str, path: str, message: str, hint: str | None = None) -> None:
-        line = self.program.line(path) or self.program.line("id")
-        self.found.append(Diagnostic(lint_id, self.program.id, self.program.file, line, path, message, hint))
-
-    def undefined(self, lint_id: str, path: str, name: str, known: Iterable[str], what: str) -> None:
-        near = difflib.get_close_matches(name, list(known), n=1)
-        self.add(lint_id, path, f"{what} `{name}` is not defined", f"did you mean `{near[0]}`?" if near else None)
-
-
 def structural(program: Program) -> list[Diagnostic]:
     """What must hold for the rule to mean anything."""
-    out = _Findings(program)
+    out = Findings(program)
     _undefined(program, out)
     _cycles(program, out)
     return out.found
@@ -111,7 +72,7 @@ def require(program: Program) -> None:
 
 def require_functions(program: Program, vocabulary: Vocabulary) -> None:
     """Raises RuleError if the rule calls a predicate or weight function that does not exist."""
-    out = _Findings(program)
+    out = Findings(program)
     _functions(program, vocabulary, out)
     for finding in out.found:
         raise RuleError(finding.message, where=f"{finding.file}:{finding.line or 1}", hint=finding.hint)
@@ -122,7 +83,7 @@ def lint(programs: Iterable[Program], vocabulary: Vocabulary) -> list[Diagnostic
     programs = list(programs)
     found: list[Diagnostic] = []
     for program in programs:
-        out = _Findings(program)
+        out = Findings(program)
         _undefined(program, out)
         _cycles(program, out)
         if not out.found:
@@ -137,10 +98,10 @@ def lint(programs: Iterable[Program], vocabulary: Vocabulary) -> list[Diagnostic
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def _undefined(program: Program, out: _Findings) -> None:
+def _undefined(program: Program, out: Findings) -> None:
     rule = program.spec
     values = {*rule.inputs, *program.makers}
-    for pattern in _distinct(program):
+    for pattern in distinct(program):
         for operand in operands_of(pattern):
             if operand.kind == VALUE and operand.name not in values:
                 out.undefined("undefined-value", operand.id, operand.name, values, "value")
@@ -150,11 +111,12 @@ def _undefined(program: Program, out: _Findings) -> None:
     for name in rule.shared:
         if name not in program.makers:
             out.undefined("undefined-value", f"shared.{name}", name, program.makers, "interior value")
-    for checks in [*program.inputs.values(), *(p.checks for pattern in _distinct(program) for p in parts(pattern))]:
-        for key in ("same_shape", "broadcastable"):
-            name = getattr(checks, key) if checks is not None else None
-            if name and name not in values:
-                out.undefined("undefined-value", f"{checks.path}.{key}", name, values, "value")
+    for checks in [*program.inputs.values(), *(p.checks for pattern in distinct(program) for p in parts(pattern))]:
+        if checks is None:
+            continue
+        for key, other in (("same_shape", checks.same_shape), ("broadcastable", checks.broadcastable)):
+            if other and other not in values:
+                out.undefined("undefined-value", f"{checks.path}.{key}", other, values, "value")
     captures, dims = names.captures_of(program), names.dims_of(program)
     for name in rule.captures:
         if f"${name}" not in captures:
@@ -173,22 +135,22 @@ def _undefined(program: Program, out: _Findings) -> None:
                 out.undefined("undefined-dim", path, name, dims, "dim")
         elif name not in values and name not in made:
             out.undefined("undefined-value", path, name, values | made, "value")
-    keys = {p.name for p in _distinct(program)}
+    keys = {p.name for p in distinct(program)}
     for path, node in names.new_nodes(rule.rewrite):
         if isinstance(node, spec.Extend) and node.extend not in keys:
             out.undefined("undefined-value", f"{path}.extend", node.extend, keys, "pattern node")
 
 
-def _distinct(program: Program) -> list:
-    return list({id(p): p for p in program.makers.values()}.values())
-
-
-def _cycles(program: Program, out: _Findings) -> None:
+def _cycles(program: Program, out: Findings) -> None:
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         if name in above:
-            out.add("cycle", f"nodes.{name}", f"node `{name}` needs itself: {' → '.join((*above[above.index(name):], name))}")
+            out.add(
+                "cycle",
+                f"nodes.{name}",
+                f"node `{name}` needs itself: {' → '.join((*above[above.index(name) :], name))}",
+            )
             done.add(name)
             return
         pattern = program.makers.get(name)
@@ -203,7 +165,7 @@ def _cycles(program: Program, out: _Findings) -> None:
         visit(name, ())
 
 
-def _functions(program: Program, vocabulary: Vocabulary, out: _Findings) -> None:
+def _functions(program: Program, vocabulary: Vocabulary, out: Findings) -> None:
     for index, where in enumerate(program.spec.where):
         if where.fn not in vocabulary.predicates:
             out.undefined("undefined-function", f"where[{index}].fn", where.fn, vocabulary.predicates, "predicate")
@@ -215,14 +177,18 @@ def _functions(program: Program, vocabulary: Vocabulary, out: _Findings) -> None
         allowed = vocabulary.weights[weight.fn] | {"fn", "of", "to", "if", "missing"}
         for key in sorted(weight.model_fields_set):
             if key.rstrip("_") not in allowed:
-                out.add("undefined-function", f"{path}.{key.rstrip('_')}", f"`{weight.fn}` has no parameter `{key}`",
-                        f"it has {', '.join(sorted(vocabulary.weights[weight.fn])) or 'none'}")  # fmt: skip
+                out.add(
+                    "undefined-function",
+                    f"{path}.{key.rstrip('_')}",
+                    f"`{weight.fn}` has no parameter `{key}`",
+                    f"it has {', '.join(sorted(vocabulary.weights[weight.fn])) or 'none'}",
+                )
 
 
 # -- the pattern -------------------------------------------------------------------------------------------------------
 
 
-def _reachability(program: Program, out: _Findings) -> None:
+def _reachability(program: Program, out: Findings) -> None:
     reached: set[str] = set()
     stack = list(program.outputs)
     while stack:
@@ -235,24 +201,30 @@ def _reachability(program: Program, out: _Findings) -> None:
             if isinstance(pattern, OpPattern):
                 stack.extend(pattern.out)
             stack.extend(o.name for o in operands_of(pattern) if o.kind == VALUE)
-    for pattern in _distinct(program):
+    for pattern in distinct(program):
         if pattern.name not in reached and not (isinstance(pattern, OpPattern) and reached & set(pattern.out)):
-            out.add("unreachable-node", pattern.id, f"no output needs the node `{pattern.name}`", "remove it, or use it")
+            out.add(
+                "unreachable-node", pattern.id, f"no output needs the node `{pattern.name}`", "remove it, or use it"
+            )
     for name in program.spec.inputs:
         if name not in reached:
             out.add("unused-input", f"inputs.{name}", f"no pattern node reads the input `{name}`")
 
 
-def _captures(program: Program, out: _Findings) -> None:
+def _captures(program: Program, out: Findings) -> None:
     certain = names.certain_captures(program)
     for path, reference in names.references(program):
         name = reference.rstrip("*")
         if name.startswith("$") and path.startswith("rewrite") and name not in certain:
-            out.add("maybe-unset-capture", path, f"some alternative leaves `{name}` without a value",
-                    "give it one there with `set`")  # fmt: skip
+            out.add(
+                "maybe-unset-capture",
+                path,
+                f"some alternative leaves `{name}` without a value",
+                "give it one there with `set`",
+            )
 
 
-def _rewrite_inputs(program: Program, out: _Findings) -> None:
+def _rewrite_inputs(program: Program, out: Findings) -> None:
     rule = program.spec
     made = names.new_values(rule.rewrite)
     for path, reference in names.references(program):
@@ -260,16 +232,20 @@ def _rewrite_inputs(program: Program, out: _Findings) -> None:
         if not path.startswith(("rewrite.node", "rewrite.alias")) or name in made or name not in program.makers:
             continue
         if name not in rule.shared and name not in rule.outputs:
-            out.add("rewrite-uses-interior", path, f"`{name}` is computed inside of the match, and the rewrite removes it",
-                    f"use an input, or list `{name}` under `shared`")  # fmt: skip
+            out.add(
+                "rewrite-uses-interior",
+                path,
+                f"`{name}` is computed inside of the match, and the rewrite removes it",
+                f"use an input, or list `{name}` under `shared`",
+            )
     replaced = {o.rstrip("*") for _, node in names.new_nodes(rule.rewrite) for o in node.out} | set(rule.rewrite.alias)
     for name in rule.outputs:
         if name not in replaced:
             out.add("output-not-made", "rewrite", f"the rewrite does not make the output `{name}`")
 
 
-def _ops(program: Program, out: _Findings) -> None:
-    for pattern in _distinct(program):
+def _ops(program: Program, out: Findings) -> None:
+    for pattern in distinct(program):
         for part in parts(pattern):
             if not isinstance(part, OpPattern):
                 continue
@@ -282,11 +258,11 @@ def _ops(program: Program, out: _Findings) -> None:
                     out.undefined("unknown-attr", attr.id, attr.name, known, f"the attribute of {part.op}")
 
 
-def _new_ops(program: Program, out: _Findings) -> None:
+def _new_ops(program: Program, out: Findings) -> None:
     rule = program.spec
     for path, node in names.new_nodes(rule.rewrite):
         if isinstance(node, spec.Extend):
-            pattern = next((p for p in _distinct(program) if p.name == node.extend), None)
+            pattern = next((p for p in distinct(program) if p.name == node.extend), None)
             ops = {(p.domain, p.op) for p in parts(pattern) if isinstance(p, OpPattern)} if pattern else set()
         else:
             ops = {(domain_of(node.domain), node.op)}
@@ -308,11 +284,14 @@ def _new_ops(program: Program, out: _Findings) -> None:
                 for provider, limit in rule.targets.items():
                     missing = set(limit.T or ()) - own.kernels.get(provider, frozenset())
                     if missing:
-                        out.add("no-kernel", f"targets.{provider}.T",
-                                f"{op} has no {provider} kernel for {', '.join(sorted(missing))}")  # fmt: skip
+                        out.add(
+                            "no-kernel",
+                            f"targets.{provider}.T",
+                            f"{op} has no {provider} kernel for {', '.join(sorted(missing))}",
+                        )
 
 
-def _weights(program: Program, out: _Findings) -> None:
+def _weights(program: Program, out: Findings) -> None:
     rule = program.spec
     for name, weight in rule.rewrite.weights.items():
         for index, reference in enumerate(weight.of):
@@ -321,81 +300,35 @@ def _weights(program: Program, out: _Findings) -> None:
             if source in rule.rewrite.weights or source.startswith("$") or source[0].isupper():
                 continue
             if given is None or not given.const:
-                out.add("weight-shape", f"rewrite.weights.{name}.of[{index}]", f"`{source}` is not declared `const: true`")
+                out.add(
+                    "weight-shape", f"rewrite.weights.{name}.of[{index}]", f"`{source}` is not declared `const: true`"
+                )
 
 
-_IRRATIONAL = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), math.pi, math.e, math.sqrt(math.pi), 2 / math.sqrt(math.pi))
+_IRRATIONAL = (
+    math.sqrt(2),
+    math.sqrt(0.5),
+    math.sqrt(2 / math.pi),
+    math.pi,
+    math.e,
+    math.sqrt(math.pi),
+    2 / math.sqrt(math.pi),
+)
 
 
-def _constants(program: Program, out: _Findings) -> None:
-    for pattern in _distinct(program):
+def _constants(program: Program, out: Findings) -> None:
+    for pattern in distinct(program):
         for operand in operands_of(pattern):
             if operand.kind == NUMBER and isinstance(operand.number, float):
                 for exact in _IRRATIONAL:
                     off = abs(operand.number - exact) / exact
                     if 1e-7 < off < 2e-3:
-                        out.add("short-constant", operand.id, f"`{operand.number}` has too few digits",
-                                f"write {exact:.10g}")  # fmt: skip
-
-
-# -- the cases ---------------------------------------------------------------------------------------------------------
-
-
-def guards(program: Program) -> Iterator[str]:
-    """The ids of checks that a `no_match` case should exercise. Privacy counts as one."""
-    rule = program.spec
-    for name, limit in rule.captures.items():
-        for key in sorted(limit.model_fields_set):
-            yield f"captures.{name}.{key}"
-    for name, bound in rule.dims.items():
-        for key in sorted(bound.model_fields_set):
-            yield f"dims.{name}.{key}"
-    for index in range(len(rule.where)):
-        yield f"where[{index}]"
-    seen: list[object] = []
-    for provider, target in (rule.targets or {}).items():
-        for key in sorted(target.model_fields_set):
-            # One case is enough for a limit that several providers share.
-            if (limit := (key, getattr(target, key))) not in seen:
-                seen.append(limit)
-                yield f"targets.{provider}.{key}"
-    for name in rule.shared:
-        if rule.shared[name] != "any":
-            yield f"private.{name}"
-    interior = set(program.makers) - set(rule.outputs) - set(rule.shared)
-    if interior or any(isinstance(p, ChainPattern) and len(p.operands) > 2 for pat in _distinct(program) for p in parts(pat)):
-        yield "private"
-
-
-def _cases(program: Program, out: _Findings) -> None:
-    try:
-        tests = program.source.tests()
-    except RuleError as error:
-        out.add("guard-not-tested", "tests", error.message)
-        return
-    reasons = [case.because for case in tests.no_match]
-    for guard in guards(program):
-        if not any(reason == guard or reason.startswith((f"{guard}.", f"{guard}[")) for reason in reasons):
-            path = "outputs" if guard == "private" else guard.replace("private.", "shared.")
-            out.add("guard-not-tested", path, f"no `no_match` case has `because: {guard}`")
-    _edits(program, tests, out)
-
-
-def _edits(program: Program, tests: spec.Tests, out: _Findings) -> None:
-    texts: dict[str, str] = {}
-    for kind, items in (("match", tests.match), ("no_match", tests.no_match)):
-        for index, case in enumerate(items):
-            path = f"tests.{kind}[{index}]"
-            text = getattr(case, "graph", None) or texts.get(case.from_ or "")
-            if text is None:
-                out.undefined("undefined-value", path, str(case.from_), texts, "case")
-                continue
-            for old, new in case.replace.items():
-                if text.count(old) != 1:
-                    out.add("replace-not-once", path, f"the text `{old}` occurs {text.count(old)} times in `{case.from_}`")
-                text = text.replace(old, new)
-            if isinstance(case, spec.MatchCase):
-                texts[case.name] = text
+                        out.add(
+                            "short-constant",
+                            operand.id,
+                            f"`{operand.number}` has too few digits",
+                            f"write {exact:.10g}",
+                        )
 
 
 # -- several rules -----------------------------------------------------------------------------------------------------
@@ -409,73 +342,19 @@ def _same_priority(programs: list[Program]) -> list[Diagnostic]:
                 continue
             if first.spec.priority is not None and second.spec.priority is not None:
                 continue  # both were given: the author knows of the other
-            if _may_overlap(first, second):
-                out = _Findings(second)
-                out.add("same-priority", "priority", f"can match where `{first.id}` does, with the same priority {first.priority}",
-                        "give one of them another `priority`")  # fmt: skip
+            if may_overlap(first, second):
+                out = Findings(second)
+                out.add(
+                    "same-priority",
+                    "priority",
+                    f"can match where `{first.id}` does, with the same priority {first.priority}",
+                    "give one of them another `priority`",
+                )
                 found += out.found
     return found
 
 
-def _may_overlap(first: Program, second: Program) -> bool:
-    """Whether one root may satisfy both, as far as ops, operands and attributes of the patterns tell."""
-    return first.required == second.required and _Overlap(first, second).values(first.outputs[0], second.outputs[0], 0)
-
-
-class _Overlap:
-    """Compares two patterns from their roots downwards; in doubt they may overlap."""
-
-    DEPTH = 6
-
-    def __init__(self, first: Program, second: Program) -> None:
-        self.first = first
-        self.second = second
-
-    def values(self, a: str, b: str, depth: int) -> bool:
-        one, other = self.first.makers.get(a), self.second.makers.get(b)
-        if one is None or other is None:
-            consts = {given.const for given in (self.first.spec.inputs.get(a), self.second.spec.inputs.get(b)) if given}
-            made = one is not None or other is not None
-            return not (consts >= {True, False} or (made and True in consts))
-        if depth > self.DEPTH:
-            return True
-        return any(self.nodes(x, y, a, b, depth) for x in parts(one) for y in parts(other))
-
-    def nodes(self, x: object, y: object, a: str, b: str, depth: int) -> bool:
-        if getattr(x, "optional", False) or getattr(y, "optional", False):
-            return True
-        if isinstance(x, ChainPattern) and isinstance(y, ChainPattern):
-            return x.op == y.op and len(x.operands) == len(y.operands)
-        if not (isinstance(x, OpPattern) and isinstance(y, OpPattern)):
-            return not (isinstance(x, AnyPattern) or isinstance(y, AnyPattern))
-        if (x.domain, x.op) != (y.domain, y.op) or x.out.index(a) != y.out.index(b) or not _attrs_meet(x, y):
-            return False
-        straight = self.pairs(x.operands, y.operands, depth)
-        return straight or (x.commutes and self.pairs(x.operands, y.operands[::-1], depth))
-
-    def pairs(self, ours: list[Operand], theirs: list[Operand], depth: int) -> bool:
-        return all(self.operands(o, p, depth) for o, p in zip(ours, theirs, strict=False))
-
-    def operands(self, o: Operand, p: Operand, depth: int) -> bool:
-        if o.kind == VALUE and p.kind == VALUE:
-            return self.values(o.name, p.name, depth + 1)
-        if "absent" in (o.kind, p.kind):
-            return o.kind == p.kind or any(k.kind == "any" or k.optional for k in (o, p))
-        if o.kind == NUMBER and p.kind == NUMBER:
-            return bool(o.number == p.number)
-        program, value, constant = (self.first, o, p) if o.kind == VALUE else (self.second, p, o)
-        if value.kind != VALUE or constant.kind == "any":
-            return True
-        given = program.spec.inputs.get(value.name)
-        return value.name not in program.makers and (given is None or given.const is not False)
-
-
-def _attrs_meet(x: OpPattern, y: OpPattern) -> bool:
-    wanted = {a.name: a.value for a in x.attrs if a.kind == "equal"}
-    return all(wanted.get(a.name, a.value) == a.value for a in y.attrs if a.kind == "equal")
-
-
-_CHECKS: tuple[Callable[[Program, _Findings], None], ...] = (
+_CHECKS: tuple[Callable[[Program, Findings], None], ...] = (
     _reachability,
     _captures,
     _rewrite_inputs,
@@ -483,5 +362,5 @@ _CHECKS: tuple[Callable[[Program, _Findings], None], ...] = (
     _new_ops,
     _weights,
     _constants,
-    _cases,
+    case_findings,
 )

@@ -45,7 +45,9 @@ class Source:
         if self._tests is None:
             document = yaml_text.parse(self.text, str(self.path))
             if "tests" not in document:
-                raise RuleError("the rule has no `tests`", where=str(self.path), hint="add a `match` and a `no_match` case")
+                raise RuleError(
+                    "the rule has no `tests`", where=str(self.path), hint="add a `match` and a `no_match` case"
+                )
             self._tests = _validate(spec.Tests, document["tests"], self, "tests")
         return self._tests
 
@@ -84,7 +86,7 @@ def builtin_folder() -> Path:
     raise RuleError("the built-in rules are missing", hint="the installation is damaged; install onnxfuse again")
 
 
-def load(paths: Iterable[str | os.PathLike] = (), builtin: bool = True) -> RuleSet:
+def load(paths: Iterable[str | os.PathLike[str]] = (), builtin: bool = True) -> RuleSet:
     """Load rules from files and folders (searched for ``*.yaml``), and the built-in ones.
 
     Raises:
@@ -103,7 +105,9 @@ def load(paths: Iterable[str | os.PathLike] = (), builtin: bool = True) -> RuleS
         other = programs.get(program.id)
         if other is not None and other.source.path.resolve() != file.resolve():
             raise RuleError(
-                f"two rules are called `{program.id}`", where=f"{file}:{program.line('id')}", hint=f"the other one: {other.file}"
+                f"two rules are called `{program.id}`",
+                where=f"{file}:{program.line('id')}",
+                hint=f"the other one: {other.file}",
             )
         programs[program.id] = program
     return RuleSet(dict(sorted(programs.items())))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from onnxfuse.rules import spec
-from onnxfuse.rules.program import CAPTURE, VALUE, AnyPattern, ChainPattern, OpPattern, Pattern, Program, parts
+from onnxfuse.rules.patterns import CAPTURE, VALUE, AnyPattern, ChainPattern, OpPattern, Pattern, parts
+from onnxfuse.rules.program import Program
 
 TYPE_VARIABLES = frozenset({"T", "U", "V"})
 
@@ -91,15 +92,15 @@ def references(program: Program) -> Iterator[tuple[str, str]]:
     """(path, name) of every use of a name outside of the pattern's operands: values, ``$captures`` and dims."""
     rule = program.spec
     for i, where in enumerate(rule.where):
-        for j, item in enumerate(where.of):
-            if isinstance(item, str):
-                yield f"where[{i}].of[{j}]", item
+        for j, argument in enumerate(where.of):
+            if isinstance(argument, str):
+                yield f"where[{i}].of[{j}]", argument
     if rule.siblings is not None:
-        for i, item in enumerate(rule.siblings.share):
-            yield f"siblings.share[{i}]", item
+        for i, shared in enumerate(rule.siblings.share):
+            yield f"siblings.share[{i}]", shared
     for name, weight in rule.rewrite.weights.items():
-        for j, item in enumerate(weight.of):
-            yield f"rewrite.weights.{name}.of[{j}]", item
+        for j, source in enumerate(weight.of):
+            yield f"rewrite.weights.{name}.of[{j}]", source
         for key in ("axis", "block", "value", "layout", "if_", "before", "after", "missing"):
             yield from _parameter(f"rewrite.weights.{name}.{key.rstrip('_')}", getattr(weight, key))
         for key in ("shape", "parts"):
@@ -109,15 +110,15 @@ def references(program: Program) -> Iterator[tuple[str, str]]:
             for j, item in enumerate(node.in_):
                 yield from _operand(f"{path}.in[{j}]", item)
         else:
-            for name, item in node.inputs.items():
-                yield from _operand(f"{path}.inputs.{name}", item)
-        for name, item in node.attrs.items():
+            for name, given in node.inputs.items():
+                yield from _operand(f"{path}.inputs.{name}", given)
+        for name, attribute in node.attrs.items():
             # A text that begins with a capital may be the attribute's own value.
-            if not (isinstance(item, str) and not item.startswith("$")):
-                yield from _parameter(f"{path}.attrs.{name}", item)
-    for output, source in rule.rewrite.alias.items():
+            if not (isinstance(attribute, str) and not attribute.startswith("$")):
+                yield from _parameter(f"{path}.attrs.{name}", attribute)
+    for output, other in rule.rewrite.alias.items():
         yield f"rewrite.alias.{output}", output
-        yield f"rewrite.alias.{output}", source
+        yield f"rewrite.alias.{output}", other
 
 
 def _operand(path: str, item: Any) -> Iterator[tuple[str, str]]:

@@ -1,111 +1,37 @@
-"""A rule compiled to the form that matching walks: plain records with resolved names, ids and orders.
-
-Everything that can be decided without a graph is decided here. The ``id`` of a record is its path in the rule file.
-"""
+"""A rule compiled to the form that matching walks. Everything that can be decided without a graph is decided here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from onnxfuse.rules import spec
+from onnxfuse.rules.patterns import (
+    ABSENT,
+    ANY,
+    CAPTURE,
+    LIST,
+    NUMBER,
+    VALUE,
+    AnyPattern,
+    Attr,
+    ChainPattern,
+    Checks,
+    Operand,
+    OpKey,
+    OpPattern,
+    Pattern,
+    SamePattern,
+    operands_of,
+    parts,
+)
+from onnxfuse.rules.reach import path_up, reached_values, required, roots
 
 DOMAINS = {"std": "onnxfuse.std", "ms": "com.microsoft", "ai.onnx": ""}
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or", "Xor", "Equal", "Sum", "Mean"})
-#: Operand kinds in the order in which they are tried: what fails soonest comes first.
-NUMBER, LIST, ABSENT, VALUE, CAPTURE, ANY = "number", "list", "absent", "value", "capture", "any"
+#: The order in which operands are tried: what fails soonest comes first.
 _ORDER = {ABSENT: 0, NUMBER: 0, LIST: 0, VALUE: 1, CAPTURE: 2, ANY: 4}
-
-OpKey = tuple[str, str]
-
-
-@dataclass(slots=True)
-class Operand:
-    kind: str
-    id: str
-    name: str = ""
-    number: Any = None
-    optional: bool = False
-    rank: int = 0  # order of trying; lower first
-
-
-@dataclass(slots=True)
-class Checks:
-    """Predicates on one value."""
-
-    path: str
-    dtype: str | None = None
-    dtypes: tuple[str, ...] = ()
-    rank: tuple[int, int] | None = None
-    rank_text: Any = None
-    shape: tuple[Any, ...] | None = None
-    const: bool | None = None
-    same_shape: str | None = None
-    broadcastable: str | None = None
-
-    @property
-    def any_now(self) -> bool:
-        """Whether anything is to be checked when the value is bound."""
-        return bool(self.dtype or self.dtypes or self.rank or self.const is not None) or self.shape is not None
-
-
-@dataclass(slots=True)
-class Attr:
-    """One attribute check. ``kind``: equal, one_of, not, capture, absent."""
-
-    name: str
-    kind: str
-    value: Any
-    id: str
-
-
-@dataclass(slots=True)
-class OpPattern:
-    name: str
-    id: str
-    op: str
-    domain: str
-    operands: list[Operand]
-    rest: bool
-    commutes: bool
-    attrs: list[Attr]
-    out: list[str]
-    optional: bool
-    set: dict[str, Any]
-    checks: Checks | None
-    min_inputs: int = 0
-
-
-@dataclass(slots=True)
-class ChainPattern:
-    name: str
-    id: str
-    op: str
-    operands: list[Operand]
-    set: dict[str, Any]
-    checks: Checks | None
-
-
-@dataclass(slots=True)
-class SamePattern:
-    name: str
-    id: str
-    other: str
-    set: dict[str, Any]
-    checks: Checks | None
-
-
-@dataclass(slots=True)
-class AnyPattern:
-    name: str
-    id: str
-    alternatives: list[OpPattern | ChainPattern | SamePattern]
-    checks: Checks | None
-
-
-Pattern = OpPattern | ChainPattern | SamePattern | AnyPattern
 
 
 @dataclass(slots=True)
@@ -179,8 +105,8 @@ def compile_rule(rule: spec.Rule, source: Any) -> Program:
         spec=rule,
         source=source,
         priority=rule.priority if rule.priority is not None else _op_count(makers),
-        roots=frozenset(_roots(rule.outputs[0], makers, set())),
-        required=frozenset(_required(rule.outputs[0], makers, ())),
+        roots=frozenset(roots(rule.outputs[0], makers, set())),
+        required=frozenset(required(rule.outputs[0], makers, ())),
         inputs=inputs,
         makers=makers,
         late=late,
@@ -188,11 +114,11 @@ def compile_rule(rule: spec.Rule, source: Any) -> Program:
         depth=len(makers) + 4,
     )
     if root is not None:
-        reached = set(_reached([rule.outputs[0]], makers))
+        reached = set(reached_values([rule.outputs[0]], makers))
         for output in rule.outputs[1:]:
             if output in makers and output not in reached:
-                program.extra_outputs.append((output, _path_up(output, makers, reached)))
-                reached |= set(_reached([output], makers))
+                program.extra_outputs.append((output, path_up(output, makers, reached)))
+                reached |= set(reached_values([output], makers))
     return program
 
 
@@ -216,21 +142,6 @@ _SIGNS = {
 
 def holds(number: int, wanted: list[tuple[str, int]]) -> bool:
     return all(_SIGNS[sign](number, bound) for sign, bound in wanted)
-
-
-def parts(pattern: Pattern) -> Iterator[Pattern]:
-    """The pattern itself and its alternatives."""
-    yield pattern
-    if isinstance(pattern, AnyPattern):
-        yield from pattern.alternatives
-
-
-def operands_of(pattern: Pattern) -> Iterator[Operand]:
-    for part in parts(pattern):
-        if isinstance(part, (OpPattern, ChainPattern)):
-            yield from part.operands
-        elif isinstance(part, SamePattern):
-            yield Operand(VALUE, f"{part.id}.is", part.other)
 
 
 def operand(value: Any, path: str) -> Operand:
@@ -340,82 +251,9 @@ def _op_count(makers: dict[str, Pattern]) -> int:
     """Op nodes in the pattern, a node with alternatives counted once, a chain as its number of ops."""
     count = 0
     for pattern in {id(p): p for p in makers.values()}.values():
-        sizes = [len(p.operands) - 1 if isinstance(p, ChainPattern) else int(isinstance(p, OpPattern)) for p in parts(pattern)]
+        sizes = [
+            len(p.operands) - 1 if isinstance(p, ChainPattern) else int(isinstance(p, OpPattern))
+            for p in parts(pattern)
+        ]
         count += max(sizes)
     return count
-
-
-def _roots(name: str, makers: dict[str, Pattern], seen: set[str]) -> Iterable[OpKey]:
-    if name in seen or name not in makers:
-        return
-    seen.add(name)
-    for part in parts(makers[name]):
-        if isinstance(part, OpPattern):
-            yield part.domain, part.op
-            if part.optional and part.operands:
-                yield from _roots(part.operands[0].name, makers, seen)
-        elif isinstance(part, ChainPattern):
-            yield "", part.op
-        elif isinstance(part, SamePattern):
-            yield from _roots(part.other, makers, seen)
-
-
-def _required(name: str, makers: dict[str, Pattern], above: tuple[str, ...]) -> set[OpKey]:
-    """Ops in every match of the value (a set that is too small only costs time)."""
-    if name not in makers or name in above:
-        return set()
-    pattern, above = makers[name], (*above, name)
-    if isinstance(pattern, AnyPattern):
-        sets = [_required_of(part, makers, above) for part in pattern.alternatives]
-        return set.intersection(*sets) if sets else set()
-    return _required_of(pattern, makers, above)
-
-
-def _required_of(part: Pattern, makers: dict[str, Pattern], above: tuple[str, ...]) -> set[OpKey]:
-    if isinstance(part, SamePattern):
-        return _required(part.other, makers, above)
-    if isinstance(part, OpPattern):
-        found = {(part.domain, part.op)}
-        if part.optional:
-            return _required(part.operands[0].name, makers, above)
-    else:
-        found = {("", part.op)}  # type: ignore[union-attr]
-    for op in part.operands:  # type: ignore[union-attr]
-        if op.kind == VALUE and not op.optional:
-            found |= _required(op.name, makers, above)
-    return found
-
-
-def _reached(names: Iterable[str], makers: dict[str, Pattern]) -> Iterator[str]:
-    seen: set[str] = set()
-    stack = list(names)
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        yield name
-        if name in makers:
-            pattern = makers[name]
-            if isinstance(pattern, OpPattern):
-                stack.extend(v for v in pattern.out if v != "_")
-            stack.extend(o.name for o in operands_of(pattern) if o.kind == VALUE)
-
-
-def _path_up(output: str, makers: dict[str, Pattern], reached: set[str]) -> list[tuple[str, Pattern]]:
-    """From a bound value to an output that the root does not reach: ``[(bound value, its reader), (…, output's maker)]``."""
-    paths: list[list[tuple[str, Pattern]]] = [[]]
-    frontier: list[tuple[str, list[tuple[str, Pattern]]]] = [(output, [])]
-    while frontier:
-        name, path = frontier.pop(0)
-        pattern = makers.get(name)
-        if pattern is None or len(path) > len(makers):
-            continue
-        for op in operands_of(pattern):
-            if op.kind != VALUE:
-                continue
-            longer = [(op.name, pattern), *path]
-            if op.name in reached:
-                return longer
-            frontier.append((op.name, longer))
-    return paths[0]

@@ -13,9 +13,24 @@ ValueName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 DimName = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$")]
 OpType = Annotated[str, Field(pattern=r"^[A-Z]\w*$")]
 DTypeName = Literal[
-    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
-    "uint64", "int4", "uint4", "bool", "float8e4m3fn", "float8e5m2",
-]  # fmt: skip
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int4",
+    "uint4",
+    "bool",
+    "float8e4m3fn",
+    "float8e5m2",
+]
 TypeVariable = Literal["T", "U", "V"]
 Number = StrictBool | StrictInt | StrictFloat
 #: A value (`x`, `x?`), capture (`$x`), `_`, `absent`, `...`, a number, or a list of numbers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -15,9 +15,9 @@ _INT = re.compile(r"^[-+]?(0|[1-9]\d*)$")
 
 
 class _Loader(_Base):  # type: ignore[misc, valid-type]
-    """Resolves nothing implicitly: `_scalar` does, by YAML 1.2's core rules (1e-6 is a float, `no` and `on` are strings)."""
+    """Resolves nothing implicitly: `_scalar` does, by YAML 1.2 (1e-6 is a float, `no` and `on` are strings)."""
 
-    yaml_implicit_resolvers: dict = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
 
 def parse(text: str, file: str, first_line: int = 0) -> Any:
@@ -77,7 +77,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 def lines(text: str, file: str) -> dict[str, int]:
-    """The line of every entry, by its path: ``nodes.ms.attrs.axes``, ``nodes.sq.any_of[1]``. Only made to show a failure."""
+    """The line of every entry, by its path: ``nodes.ms.attrs.axes``, ``nodes.sq.any_of[1]``. Made to show a failure."""
     found: dict[str, int] = {}
 
     def walk(node: yaml.Node | None, path: str) -> None:

@@ -70,22 +70,32 @@ def cases(program: Program) -> list[Case]:
 
 
 def _case(
-    program: Program, given: spec.MatchCase | spec.NoMatchCase, known: dict[str, Case], path: str, name: str, positive: bool
+    program: Program,
+    given: spec.MatchCase | spec.NoMatchCase,
+    known: dict[str, Case],
+    path: str,
+    name: str,
+    positive: bool,
 ) -> Case:
     where = f"{program.file}:{program.line(path)}"
     base = None
     if given.from_ is not None:
         base = known.get(given.from_)
         if base is None:
-            raise RuleError(f"`from` names no earlier case: `{given.from_}`", where=where, hint=f"cases: {', '.join(known)}")
+            raise RuleError(
+                f"`from` names no earlier case: `{given.from_}`", where=where, hint=f"cases: {', '.join(known)}"
+            )
     text = getattr(given, "graph", None) or (base.text if base else None)
     if text is None:
         raise RuleError("a case needs `graph` or `from`", where=where)
     for old, new in given.replace.items():
         if text.count(old) != 1:
             times = "not" if old not in text else f"{text.count(old)} times"
-            raise RuleError(f"the text `{old}` occurs {times} in case `{given.from_ or name}`", where=where,
-                            hint="an edit's text must occur exactly once")  # fmt: skip
+            raise RuleError(
+                f"the text `{old}` occurs {times} in case `{given.from_ or name}`",
+                where=where,
+                hint="an edit's text must occur exactly once",
+            )
         text = text.replace(old, new)
     keep = given.canonicalize
     return Case(
@@ -97,7 +107,9 @@ def _case(
         opset=given.opset or (base.opset if base else DEFAULT_OPSET),
         dtype=given.as_ or (base.dtype if base else None),
         target=given.target or (base.target if base else "cpu"),
-        canonicalize=keep if keep is not None and (base is None or keep is False) else (base.canonicalize if base else True),
+        canonicalize=keep
+        if keep is not None and (base is None or keep is False)
+        else (base.canonicalize if base else True),
         sizes={**(base.sizes if base else {}), **getattr(given, "sizes", {})},
         given=given,
     )

@@ -1,4 +1,7 @@
-"""Runs a model of any dtype by ONNX's reference evaluator, our ops by their NumPy references; compares with an oracle."""
+"""Runs a model of any dtype by ONNX's reference evaluator and compares with an oracle.
+
+Our own ops are computed by their NumPy references.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,10 @@ def _own_op(op: OpDef) -> type[OpRun]:
         if op.name in ("RMSNormalization", "LayerNormalization") and given[1] is not None:
             types[0] = given[1].dtype  # the output has the type of the scale
         count = max(len(self.onnx_node.output), 1)
-        return tuple(np.asarray(o).astype(t) if _is_float(np.asarray(o).dtype) else np.asarray(o)
-                     for o, t in zip(outputs[:count], types, strict=False))  # fmt: skip
+        return tuple(
+            np.asarray(o).astype(t) if _is_float(np.asarray(o).dtype) else np.asarray(o)
+            for o, t in zip(outputs[:count], types, strict=False)
+        )
 
     return _class(op.name, op.domain, body)
 
@@ -114,16 +119,21 @@ def _by_runtime(opset: int) -> Any:
         own = next((np.asarray(v).dtype for v in inputs if v is not None and _is_float(np.asarray(v).dtype)), None)
         values = {
             name: np.asarray(v).astype(np.float32) if _is_float(np.asarray(v).dtype) else np.asarray(v)
-            for name, v in zip(names, inputs, strict=True) if name
-        }  # fmt: skip
+            for name, v in zip(names, inputs, strict=True)
+            if name
+        }
         graph = helper.make_graph(
-            [node], "one",
-            [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in values.items()],
+            [node],
+            "one",
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+                for n, v in values.items()
+            ],
             [onnx.ValueInfoProto(name=name) for name in node.output if name],
-        )  # fmt: skip
+        )
         imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
         results = Runner(helper.make_model(graph, opset_imports=imports, ir_version=10)).run(values)
-        ordered = [results.get(name) for name in node.output]
-        return tuple(r.astype(own) if r is not None and own is not None and _is_float(r.dtype) else r for r in ordered)
+        wanted = [results[name] for name in node.output if name]
+        return tuple(r.astype(own) if own is not None and _is_float(r.dtype) else r for r in wanted)
 
     return body

@@ -15,10 +15,11 @@ from onnxfuse.graph.model import Model
 from onnxfuse.match.attributes import equals, lookup
 from onnxfuse.match.trace import Failure, Tracer
 from onnxfuse.rewrite import driver
+from onnxfuse.rules.loading import RuleSet
+from onnxfuse.rules.patterns import AnyPattern, OpPattern, parts
+from onnxfuse.rules.program import Program
 from onnxfuse.ruletest import numeric
 from onnxfuse.ruletest.cases import Case, cases, feeds, load, model_of
-from onnxfuse.rules.loading import RuleSet
-from onnxfuse.rules.program import AnyPattern, OpPattern, Program, parts
 
 
 class Outcome(StrEnum):
@@ -83,9 +84,13 @@ def run_case(case: Case) -> Result:
         model = _prepare(case, proto)
         tracer = Tracer()
         report = driver.run(
-            model, RuleSet({case.program.id: case.program}), case.program.stage, case.target, tracer=tracer,
+            model,
+            RuleSet({case.program.id: case.program}),
+            case.program.stage,
+            case.target,
+            tracer=tracer,
             inference=shapes.infer(model),
-        )  # fmt: skip
+        )
     except OnnxfuseError as error:
         return Result(case, Outcome.BROKEN, str(error))
     chosen = {choice for rule, choice in tracer.choices if rule == case.program.id}
@@ -194,5 +199,3 @@ def inaccuracy(case: Case, original: onnx.ModelProto, rewritten: onnx.ModelProto
         if wrong is not None:
             return f"output `{info.name}`: {wrong}"
     return None
-
-

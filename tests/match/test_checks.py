@@ -62,22 +62,31 @@ def test_a_conflict_names_both_sources(attempt) -> None:
 
 
 def test_what_is_unknown_fails(attempt) -> None:
-    tried = attempt(rule("x: {shape: [..., K]}\n  w: {}"), "z = com.microsoft.Mystery (x)\ny = MatMul (z, w)", weights=WEIGHTS)
+    tried = attempt(
+        rule("x: {shape: [..., K]}\n  w: {}"), "z = com.microsoft.Mystery (x)\ny = MatMul (z, w)", weights=WEIGHTS
+    )
     assert tried.failure.kind is Kind.UNKNOWN_TYPE and tried.failure.id == "inputs.x.shape"
 
 
 @pytest.mark.parametrize(
     ("extra", "failure"),
     [
-        ("dims: {K: {multiple_of: 4}, N: {min: 16, max: 16}}", None), ("dims: {K: {multiple_of: 3}}", "dims.K.multiple_of"),
-        ("dims: {N: {min: 17}}", "dims.N.min"), ("dims: {N: {max: 15}}", "dims.N.max"), ("dims: {B: {multiple_of: 2}}", "dims.B.multiple_of"),
+        ("dims: {K: {multiple_of: 4}, N: {min: 16, max: 16}}", None),
+        ("dims: {K: {multiple_of: 3}}", "dims.K.multiple_of"),
+        ("dims: {N: {min: 17}}", "dims.N.min"),
+        ("dims: {N: {max: 15}}", "dims.N.max"),
+        ("dims: {B: {multiple_of: 2}}", "dims.B.multiple_of"),
     ],
-)  # fmt: skip
+)
 def test_limits_of_dims(attempt, extra: str, failure: str | None) -> None:
     tried = attempt(rule("x: {shape: [B, _, K]}\n  w: {shape: [K, N]}", extra), "y = MatMul (x, w)", weights=WEIGHTS)
     assert tried.count == (failure is None)
     if failure:
-        assert (tried.failure.id, tried.failure.kind, tried.failure.phase) == (failure, Kind.DIM_LIMIT, Phase.PREDICATES)
+        assert (tried.failure.id, tried.failure.kind, tried.failure.phase) == (
+            failure,
+            Kind.DIM_LIMIT,
+            Phase.PREDICATES,
+        )
 
 
 def test_limits_of_symbolic_dims(attempt) -> None:
@@ -91,7 +100,12 @@ def test_limits_of_symbolic_dims(attempt) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "failure"),
-    [("range: [0, 0.1]", None), ("range: [0, 0.001]", "captures.e.range"), ("one_of: [0.01, 0.02]", None), ("one_of: [1]", "captures.e.one_of")],
+    [
+        ("range: [0, 0.1]", None),
+        ("range: [0, 0.001]", "captures.e.range"),
+        ("one_of: [0.01, 0.02]", None),
+        ("one_of: [1]", "captures.e.one_of"),
+    ],
 )
 def test_limits_of_captures(attempt, limit: str, failure: str | None) -> None:
     body = f"""
@@ -122,7 +136,9 @@ def test_targets(attempt, target: str, failure: str | None) -> None:
     assert half.failure.id == "targets.cuda.T"
 
 
-@pytest.mark.parametrize(("condition", "opset", "open_"), [(">=18", 17, False), (">=13,<18", 17, True), ("17", 17, True), ("<17", 17, False)])
+@pytest.mark.parametrize(
+    ("condition", "opset", "open_"), [(">=18", 17, False), (">=13,<18", 17, True), ("17", 17, True), ("<17", 17, False)]
+)
 def test_opset_gate(attempt, condition: str, opset: int, open_: bool) -> None:
     tried = attempt(rule("x: {}\n  w: {}", f"opset: '{condition}'"), "y = MatMul (x, w)", weights=WEIGHTS, opset=opset)
     assert tried.count == int(open_)

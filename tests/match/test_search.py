@@ -17,7 +17,9 @@ rewrite:
 
 
 def body(nodes: str, inputs: str = "x: {}", extra: str = "") -> str:
-    return f"inputs:\n  {inputs}\nnodes:\n" + "".join(f"  {line}\n" for line in nodes.strip().splitlines()) + DONE + extra
+    return (
+        f"inputs:\n  {inputs}\nnodes:\n" + "".join(f"  {line}\n" for line in nodes.strip().splitlines()) + DONE + extra
+    )
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------
@@ -58,7 +60,9 @@ def test_a_list_is_a_constant_tensor(attempt) -> None:
 
 def test_captures_of_one_name_agree(attempt) -> None:
     rule = body("a: {op: Mul, in: [x, $k]}\ny: {op: Add, in: [a, $k]}")
-    assert attempt(rule, "a = Mul (x, two)\ny = Add (a, zwei)", weights="float two = {2}, float[1] zwei = {2}").count == 1
+    assert (
+        attempt(rule, "a = Mul (x, two)\ny = Add (a, zwei)", weights="float two = {2}, float[1] zwei = {2}").count == 1
+    )
     tried = attempt(rule, "a = Mul (x, two)\ny = Add (a, three)", weights="float two = {2}, float three = {3}")
     assert tried.count == 0 and tried.failure.id == "captures.k" and tried.failure.kind is Kind.CAPTURE
 
@@ -80,11 +84,17 @@ def test_two_pattern_nodes_are_two_graph_nodes(attempt) -> None:
 @pytest.mark.parametrize(
     ("operands", "given", "matches"),
     [
-        ("x, absent, 6", "x, , six", True), ("x, absent, 6", "x, zero, six", False), ("x, absent, absent", "x", True),
-        ("x, _, 6", "x, zero, six", True), ("x, _, 6", "x, , six", True), ("x, ...", "x, zero, six", True), ("x", "x, zero", False),
-        ("x, 0", "x", False), ("x, _, _", "x", True),
+        ("x, absent, 6", "x, , six", True),
+        ("x, absent, 6", "x, zero, six", False),
+        ("x, absent, absent", "x", True),
+        ("x, _, 6", "x, zero, six", True),
+        ("x, _, 6", "x, , six", True),
+        ("x, ...", "x, zero, six", True),
+        ("x", "x, zero", False),
+        ("x, 0", "x", False),
+        ("x, _, _", "x", True),
     ],
-)  # fmt: skip
+)
 def test_omitted_and_further_operands(attempt, operands: str, given: str, matches: bool) -> None:
     rule = body(f"y: {{op: Clip, in: [{operands}]}}")
     tried = attempt(rule, f"y = Clip ({given})", weights="float zero = {0}, float six = {6}")
@@ -105,7 +115,10 @@ outputs: [y]
 rewrite:
   node: {op: Clip, in: [x, low], out: [y]}
 """
-    assert [n.name for n in attempt(rule, "z = Clip (x, two)\ny = Relu (z)").model.graph.nodes[0].inputs] == ["x", "two"]
+    assert [n.name for n in attempt(rule, "z = Clip (x, two)\ny = Relu (z)").model.graph.nodes[0].inputs] == [
+        "x",
+        "two",
+    ]
     assert [n.name for n in attempt(rule, "z = Clip (x)\ny = Relu (z)").model.graph.nodes[0].inputs] == ["x"]
 
 
@@ -174,7 +187,9 @@ def test_is_makes_a_value_another_one(attempt) -> None:
 
 def test_an_optional_node_may_be_missing(attempt) -> None:
     rule = body("w: {op: Cast, in: [x], attrs: {to: float32}, optional: true}\ny: {op: Relu, in: [w]}")
-    assert attempt(rule, "w = Cast <to=1> (x)\ny = Relu (w)", inputs="float16[4] x").count == 0  # the output's type would change
+    assert (
+        attempt(rule, "w = Cast <to=1> (x)\ny = Relu (w)", inputs="float16[4] x").count == 0
+    )  # the output's type would change
     assert attempt(rule, "y = Relu (x)").count == 1
 
 
@@ -185,7 +200,9 @@ def test_a_shared_optional_cast_is_left_outside(attempt) -> None:
 
 
 def test_an_absent_optional_node_is_not_blamed(attempt) -> None:
-    rule = body("a: {op: Exp, in: [x]}\nw: {op: Cast, in: [a], attrs: {to: float32}, optional: true}\ny: {op: Relu, in: [w]}")
+    rule = body(
+        "a: {op: Exp, in: [x]}\nw: {op: Cast, in: [a], attrs: {to: float32}, optional: true}\ny: {op: Relu, in: [w]}"
+    )
     tried = attempt(rule, "a = Neg (x)\ny = Relu (a)")
     assert tried.failure.id == "nodes.a.op" and tried.failure.text() == "expected Exp, found Neg on Neg `a`"
 
@@ -199,12 +216,16 @@ MAKE_MEAN = "y: {op: ReduceMax, in: [x], attrs: {axes: [-1], keepdims: 1}, out: 
 @pytest.mark.parametrize(
     ("text", "opset", "matches"),
     [
-        ("y = ReduceMean <axes=[-1], keepdims=1> (x)", 17, True), ("y = ReduceMean <axes=[2]> (x)", 17, True),
-        ("y = ReduceMean <axes=[1]> (x)", 17, False), ("y = ReduceMean <axes=[-1], keepdims=0> (x)", 17, False),
-        ("y = ReduceMean (x, last)", 18, True), ("y = ReduceMean <keepdims=1> (x, two)", 18, True), ("y = ReduceMean (x)", 18, False),
+        ("y = ReduceMean <axes=[-1], keepdims=1> (x)", 17, True),
+        ("y = ReduceMean <axes=[2]> (x)", 17, True),
+        ("y = ReduceMean <axes=[1]> (x)", 17, False),
+        ("y = ReduceMean <axes=[-1], keepdims=0> (x)", 17, False),
+        ("y = ReduceMean (x, last)", 18, True),
+        ("y = ReduceMean <keepdims=1> (x, two)", 18, True),
+        ("y = ReduceMean (x)", 18, False),
         ("y = ReduceMean (x, both)", 18, False),
     ],
-)  # fmt: skip
+)
 def test_parameters_are_attributes_or_constant_inputs(attempt, text: str, opset: int, matches: bool) -> None:
     rule = """
 inputs:
@@ -230,18 +251,25 @@ rewrite:
 @pytest.mark.parametrize(
     ("wanted", "given", "matches"),
     [
-        ("{one_of: [0.5, 0.25]}", "alpha=0.25", True), ("{one_of: [0.5, 0.25]}", "alpha=0.3", False), ("{not: 0.01}", "alpha=0.3", True),
-        ("{not: 0.01}", "", False), ("0.01", "", True), ("0.3", "alpha=0.3", True), ("absent", "alpha=0.3", False),
+        ("{one_of: [0.5, 0.25]}", "alpha=0.25", True),
+        ("{one_of: [0.5, 0.25]}", "alpha=0.3", False),
+        ("{not: 0.01}", "alpha=0.3", True),
+        ("{not: 0.01}", "", False),
+        ("0.01", "", True),
+        ("0.3", "alpha=0.3", True),
+        ("absent", "alpha=0.3", False),
     ],
-)  # fmt: skip
+)
 def test_kinds_of_attribute_checks(attempt, wanted: str, given: str, matches: bool) -> None:
     rule = body(f"y: {{op: LeakyRelu, in: [x], attrs: {{alpha: {wanted}}}}}")
     assert attempt(rule, f"y = LeakyRelu <{given}> (x)" if given else "y = LeakyRelu (x)").count == int(matches)
 
 
 def test_to_may_be_a_type_variable(attempt) -> None:
-    rule = body("w: {op: Cast, in: [x], attrs: {to: float32}}\nr: {op: Relu, in: [w]}\ny: {op: Cast, in: [r], attrs: {to: T}}",
-                "x: {dtype: T}")  # fmt: skip
+    rule = body(
+        "w: {op: Cast, in: [x], attrs: {to: float32}}\nr: {op: Relu, in: [w]}\ny: {op: Cast, in: [r], attrs: {to: T}}",
+        "x: {dtype: T}",
+    )
     nodes = "w = Cast <to=1> (x)\nr = Relu (w)\ny = Cast <to={}> (r)"
     assert attempt(rule, nodes.format(10), inputs="float16[4] x").count == 1
     tried = attempt(rule, nodes.format(16), inputs="float16[4] x")
@@ -296,7 +324,9 @@ rewrite:
     nodes = "o = Neg (x)\nn = Neg (x)\ny = Relu (x)\nt = Tanh (o)\nz = Exp (n)"
     tried = attempt(rule, nodes, inputs="float[4,8] x", outputs="y, z, t", opset=18)
     assert tried.count == 0 and tried.failure.kind is Kind.OUTPUT_TYPE and tried.failure.phase is Phase.APPLY
-    rule = rule.replace("axis: 0, num_outputs: 2", "axis: 0, num_outputs: 1").replace("out: [y, z]}", "out: [y]}\n    - {op: Exp, in: [x], out: [z]}")
+    rule = rule.replace("axis: 0, num_outputs: 2", "axis: 0, num_outputs: 1").replace(
+        "out: [y, z]}", "out: [y]}\n    - {op: Exp, in: [x], out: [z]}"
+    )
     tried = attempt(rule, nodes, outputs="y, z, t", opset=18)
     assert tried.count == 1 and sorted(tried.ops) == ["Exp", "Neg", "Split", "Tanh"]
     assert attempt(rule, "y = Relu (x)\nz = Exp (x)", outputs="y, z").failure.id == "nodes.n.op"
@@ -322,7 +352,8 @@ def test_an_interior_value_that_a_subgraph_captures(attempt) -> None:
     nodes = """
     a = Neg (x)
     y = Relu (a)
-    z = If (c) <then_branch = t () => (float[B,S,8] p) { p = Exp (a) }, else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
+    z = If (c) <then_branch = t () => (float[B,S,8] p) { p = Exp (a) },
+        else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
     """
     tried = attempt(TWO, nodes, inputs="float[B,S,8] x, bool c", outputs="y, z")
     assert (tried.failure.id, tried.failure.kind) == ("private.a", Kind.CAPTURED_BY_SUBGRAPH)
@@ -340,7 +371,8 @@ def test_shared_values_may_be_read_by_listed_ops_and_stay_while_they_are(attempt
 
 def test_a_match_inside_of_a_subgraph(attempt) -> None:
     nodes = """
-    z = If (c) <then_branch = t () => (float[B,S,8] p) { a = Neg (x)  p = Relu (a) }, else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
+    z = If (c) <then_branch = t () => (float[B,S,8] p) { a = Neg (x)  p = Relu (a) },
+        else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
     """
     tried = attempt(TWO, nodes, inputs="float[B,S,8] x, bool c", outputs="z")
     then = tried.model.graph.nodes[0].attrs["then_branch"]
@@ -350,7 +382,8 @@ def test_a_match_inside_of_a_subgraph(attempt) -> None:
 def test_a_match_never_crosses_into_an_outer_graph(attempt) -> None:
     nodes = """
     a = Neg (x)
-    z = If (c) <then_branch = t () => (float[B,S,8] p) { p = Relu (a) }, else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
+    z = If (c) <then_branch = t () => (float[B,S,8] p) { p = Relu (a) },
+        else_branch = e () => (float[B,S,8] q) { q = Tanh (x) }>
     """
     tried = attempt(TWO, nodes, inputs="float[B,S,8] x, bool c", outputs="z")
     assert tried.count == 0 and tried.failure.found == "a value of an outer graph"

@@ -53,8 +53,12 @@ def check_outputs(tried, feeds: dict[str, np.ndarray], original) -> None:
 
 def test_extend_copies_the_node_with_named_inputs_replaced(attempt) -> None:
     nodes = 'h = onnxfuse.Linear <norm="rms", epsilon=1e-3> (x, w, , r)\ny = Add (b, h)'
-    tried = attempt(BIAS.replace("absent, ...", "absent, _, ..."), nodes, inputs="float[B,S,8] x, float[B,S,4] r",
-                    weights="float[4,8] w, float[4] b")  # fmt: skip
+    tried = attempt(
+        BIAS.replace("absent, ...", "absent, _, ..."),
+        nodes,
+        inputs="float[B,S,8] x, float[B,S,4] r",
+        weights="float[4,8] w, float[4] b",
+    )
     (node,) = tried.model.graph.nodes
     assert [v.name for v in node.inputs] == ["x", "w", "b", "r"]
     assert node.attrs["norm"] == "rms" and node.attrs["epsilon"] == pytest.approx(1e-3)
@@ -99,15 +103,26 @@ def test_siblings_become_one_product_and_a_split(attempt, bias: str, opset: int)
     assert [v.shape[-1] for v in split.outputs] == [6, 4, 2]
     assert ("split" in split.attrs) == (opset < 13)
     text = f"g (float[B,S,8] x) => (q, k, v) <{WEIGHTS}> {{ {nodes} }}"
-    check_outputs(tried, {"x": np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)}, parse_graph(text, opset))
+    check_outputs(
+        tried, {"x": np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)}, parse_graph(text, opset)
+    )
 
 
 def test_siblings_share_what_the_rule_says(attempt) -> None:
     nodes = QKV.format("").replace("Linear (x, wk", 'Linear <activation="relu"> (x, wk')
     tried = attempt(PACK, nodes, outputs="q, k, v", weights=WEIGHTS)
-    assert [v.name for v in tried.model.graph.nodes[1].outputs] == ["q", "v"] or sorted(tried.ops) == ["Linear", "Linear", "Split"]
-    other = attempt(PACK, QKV.format("").replace("Linear (x, wk", "Linear (z, wk") , inputs="float[B,S,8] x, float[B,S,8] z",
-                    outputs="q, k, v", weights=WEIGHTS)  # fmt: skip
+    assert [v.name for v in tried.model.graph.nodes[1].outputs] == ["q", "v"] or sorted(tried.ops) == [
+        "Linear",
+        "Linear",
+        "Split",
+    ]
+    other = attempt(
+        PACK,
+        QKV.format("").replace("Linear (x, wk", "Linear (z, wk"),
+        inputs="float[B,S,8] x, float[B,S,8] z",
+        outputs="q, k, v",
+        weights=WEIGHTS,
+    )
     split = next(n for n in other.model.graph.nodes if n.op == "Split")
     assert [v.name for v in split.outputs] == ["q", "v"]
 
@@ -165,7 +180,9 @@ rewrite:
 @pytest.mark.parametrize(("rows", "refused"), [(2048, True), (16, False)])
 def test_a_big_weight_with_other_readers_is_not_stored_twice(attempt, rows: int, refused: bool) -> None:
     nodes = "e = Gather (w, ids)\nm = Mul (x, s)\ny = onnxfuse.Linear (m, w)"
-    tried = attempt(SCALE, nodes, inputs="float[B,S,8] x, int64[B] ids", outputs="y, e", weights=f"float[{rows},8] w, float[8] s")
+    tried = attempt(
+        SCALE, nodes, inputs="float[B,S,8] x, int64[B] ids", outputs="y, e", weights=f"float[{rows},8] w, float[8] s"
+    )
     assert tried.count == int(not refused)
     if refused:
         assert (tried.failure.id, tried.failure.kind) == ("rewrite.weights.folded", Kind.WEIGHT_SHARED)
@@ -203,7 +220,8 @@ rewrite:
 
 
 def test_an_alias_makes_the_output_another_value(attempt) -> None:
-    rule = "inputs: {x: {}}\nnodes:\n  n: {op: Neg, in: [x]}\n  y: {op: Neg, in: [n]}\noutputs: [y]\nrewrite: {alias: {y: x}}\n"
+    nodes = "nodes:\n  n: {op: Neg, in: [x]}\n  y: {op: Neg, in: [n]}\n"
+    rule = f"inputs: {{x: {{}}}}\n{nodes}outputs: [y]\nrewrite: {{alias: {{y: x}}}}\n"
     tried = attempt(rule, "a = Relu (x)\nn = Neg (a)\ny = Neg (n)")
     assert tried.ops == ["Relu"] and tried.model.graph.outputs[0].name == "y"
     between_interfaces = attempt(rule, "n = Neg (x)\ny = Neg (n)")

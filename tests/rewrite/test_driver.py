@@ -64,7 +64,10 @@ def test_overlapping_matches_of_one_rule_are_not_both_applied(attempt) -> None:
 
 
 def test_rules_feed_each_other_until_nothing_changes(attempt) -> None:
-    tried = attempt([one("Neg", "Exp"), two("Exp", "Tanh", "Sin"), two("Sin", "Relu", "Cos")], "a = Neg (x)\nb = Tanh (a)\ny = Relu (b)")
+    tried = attempt(
+        [one("Neg", "Exp"), two("Exp", "Tanh", "Sin"), two("Sin", "Relu", "Cos")],
+        "a = Neg (x)\nb = Tanh (a)\ny = Relu (b)",
+    )
     assert tried.ops == ["Cos"] and [a.rule for a in tried.report.applied] == ["first", "second", "third"]
 
 
@@ -103,9 +106,15 @@ def test_a_rule_may_not_call_what_does_not_exist(attempt) -> None:
     extra = "where:\n  - {fn: equal_constnts, of: [x, x]}"
     with pytest.raises(RuleError) as caught:
         attempt([one("Neg", "Abs", extra)], "y = Neg (x)")
-    assert caught.value.message == "predicate `equal_constnts` is not defined" and caught.value.hint == "did you mean `equal_constants`?"
+    assert (
+        caught.value.message == "predicate `equal_constnts` is not defined"
+        and caught.value.hint == "did you mean `equal_constants`?"
+    )
     with pytest.raises(RuleError, match="`flatten` has no parameter `axis`"):
-        attempt([one("Neg", "Abs").replace("rewrite:", "rewrite:\n  weights: {f: {fn: flatten, of: [x], axis: 1}}")], "y = Neg (x)")
+        attempt(
+            [one("Neg", "Abs").replace("rewrite:", "rewrite:\n  weights: {f: {fn: flatten, of: [x], axis: 1}}")],
+            "y = Neg (x)",
+        )
 
 
 def test_the_report_names_what_was_removed_and_added(attempt) -> None:
@@ -130,9 +139,13 @@ def test_functions_are_optimized_with_their_own_opset(rule_set) -> None:
     import onnx
 
     function = onnx.helper.make_function(
-        "local", "F", ["p"], ["q"], [onnx.helper.make_node("Neg", ["p"], ["n"]), onnx.helper.make_node("Exp", ["n"], ["q"])],
+        "local",
+        "F",
+        ["p"],
+        ["q"],
+        [onnx.helper.make_node("Neg", ["p"], ["n"]), onnx.helper.make_node("Exp", ["n"], ["q"])],
         [onnx.helper.make_opsetid("", 13)],
-    )  # fmt: skip
+    )
     graph = onnx.parser.parse_graph("g (float[4] x) => (float[4] y) { y = local.F (x) }")
     imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("local", 1)]
     from onnxfuse.graph import model as models
@@ -145,7 +158,8 @@ def test_functions_are_optimized_with_their_own_opset(rule_set) -> None:
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 LAYER = """
-  s{i} = Pow ({x}, two)  m{i} = ReduceMean <axes=[-1]> (s{i})  v{i} = Add (m{i}, eps)  r{i} = Sqrt (v{i})  d{i} = Div (one, r{i})
+  s{i} = Pow ({x}, two)  m{i} = ReduceMean <axes=[-1]> (s{i})  v{i} = Add (m{i}, eps)
+  r{i} = Sqrt (v{i})  d{i} = Div (one, r{i})
   u{i} = Mul ({x}, d{i})  n{i} = Mul (u{i}, g)  q{i} = MatMul (n{i}, w)  k{i} = MatMul (n{i}, w2)  a{i} = Sigmoid (q{i})
   b{i} = Mul (q{i}, a{i})  c{i} = Mul (b{i}, k{i})  h{i} = Add ({x}, c{i})
 """

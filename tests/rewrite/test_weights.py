@@ -35,7 +35,12 @@ CASES = [
     ("concat", (W, W[:2]), {"axis": 0}, np.concatenate([W, W[:2]])),
     ("concat", (W, W[:, :1]), {"axis": -1}, np.concatenate([W, W[:, :1]], 1)),
     ("concat", (S4, None, S6), {"sizes": [4, 3, 6]}, np.concatenate([S4, np.zeros(3), S6])),
-    ("interleave", (W, 2 * W), {"axis": 1, "block": 2}, np.concatenate([W[:, :2], 2 * W[:, :2], W[:, 2:], 2 * W[:, 2:]], 1)),
+    (
+        "interleave",
+        (W, 2 * W),
+        {"axis": 1, "block": 2},
+        np.concatenate([W[:, :2], 2 * W[:, :2], W[:, 2:], 2 * W[:, 2:]], 1),
+    ),
     ("interleave", (S4, 2 * S4), {}, np.stack([S4, 2 * S4], 1).reshape(-1)),
     ("split", (W,), {"axis": 0, "parts": 3, "part": 1}, W[2:4]),
     ("split", (W,), {"axis": 1, "parts": [1, 3], "part": 1}, W[:, 1:]),
@@ -67,7 +72,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arrays", "params", "wanted"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "arrays", "params", "wanted"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)]
+)
 def test_values(name: str, arrays: tuple, params: dict, wanted: np.ndarray) -> None:
     found = compute(name, *arrays, **params)
     assert found.dtype == np.float32 and found.shape == wanted.shape
@@ -95,13 +102,28 @@ def test_half_precision_is_rounded_once(dtype: type) -> None:
 @pytest.mark.parametrize(
     ("name", "arrays", "params"),
     [
-        ("transpose", (W,), {"perm": [0, 0]}), ("concat", (W, S4), {}), ("concat", (W, W[:, :2]), {"axis": 0}), ("concat", (W, W), {"axis": 2}),
-        ("concat", (W, W.astype(np.float16)), {}), ("concat", (S4, None), {}), ("interleave", (W, W[:2]), {}), ("interleave", (W, W), {"block": 4}),
-        ("split", (W,), {"parts": 4}), ("split", (W,), {"parts": [1, 2]}), ("reshape", (W,), {"shape": [5, -1]}), ("expand", (S6,), {"shape": [4]}),
-        ("pad", (W,), {"before": -1}), ("scale_rows", (W, S4), {}), ("scale_cols", (W, S6), {}), ("scale_rows", (S6, S6), {}),
-        ("add", (S4, S6), {}), ("matmul_bias", (W, S4, None), {}), ("matmul_bias", (W, S6, S6), {}), ("column_sum", (S4,), {}),
+        ("transpose", (W,), {"perm": [0, 0]}),
+        ("concat", (W, S4), {}),
+        ("concat", (W, W[:, :2]), {"axis": 0}),
+        ("concat", (W, W), {"axis": 2}),
+        ("concat", (W, W.astype(np.float16)), {}),
+        ("concat", (S4, None), {}),
+        ("interleave", (W, W[:2]), {}),
+        ("interleave", (W, W), {"block": 4}),
+        ("split", (W,), {"parts": 4}),
+        ("split", (W,), {"parts": [1, 2]}),
+        ("reshape", (W,), {"shape": [5, -1]}),
+        ("expand", (S6,), {"shape": [4]}),
+        ("pad", (W,), {"before": -1}),
+        ("scale_rows", (W, S4), {}),
+        ("scale_cols", (W, S6), {}),
+        ("scale_rows", (S6, S6), {}),
+        ("add", (S4, S6), {}),
+        ("matmul_bias", (W, S4, None), {}),
+        ("matmul_bias", (W, S6, S6), {}),
+        ("column_sum", (S4,), {}),
     ],
-)  # fmt: skip
+)
 def test_contracts(name: str, arrays: tuple, params: dict) -> None:
     with pytest.raises(Unfit):
         compute(name, *arrays, **params)

@@ -18,7 +18,9 @@ FILES = sorted(BAD.glob("**/*.yaml"))
 
 
 def expectation(path: Path) -> tuple[int, str, str]:
-    line, lint_id, message = re.fullmatch(r"# expect: (\d+) ([\w-]+)(?:: (.*))?", path.read_text().splitlines()[0]).groups()
+    line, lint_id, message = re.fullmatch(
+        r"# expect: (\d+) ([\w-]+)(?:: (.*))?", path.read_text().splitlines()[0]
+    ).groups()
     return int(line), lint_id, message or ""
 
 

@@ -48,11 +48,19 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ("stage: fuse", "stage: melt", "`stage` is `melt`", "stage:", None),
         ("op: Add, in: [lin, b]", "op: add, in: [lin, b]", "`nodes.y.op` is `add`", "op: add", None),
         ("same_shape: lin", "same_sape: lin", "unknown key `same_sape`", "same_sape", "did you mean `same_shape`?"),
-        ("shape: [1..., N]", "shape: [1.., N]", "`inputs.b.shape[0]` is `1..`: expected a size, a dim", "[1.., N]", None),
+        (
+            "shape: [1..., N]",
+            "shape: [1.., N]",
+            "`inputs.b.shape[0]` is `1..`: expected a size, a dim",
+            "[1.., N]",
+            None,
+        ),
         ("in: [lin, b]", "in: [lin, B]", "`nodes.y.in[1]` is `B`: expected an operand", "in: [lin, B]", None),
     ],
 )
-def test_a_malformed_rule_names_key_line_and_remedy(old: str, new: str, message: str, line: str, hint: str | None) -> None:
+def test_a_malformed_rule_names_key_line_and_remedy(
+    old: str, new: str, message: str, line: str, hint: str | None
+) -> None:
     text = RULE.replace(old, new, 1)
     with pytest.raises(RuleError) as caught:
         parse(text, Path("r.yaml"))
@@ -72,7 +80,7 @@ def test_tests_are_only_parsed_when_asked_for() -> None:
 def test_tests_need_not_come_last() -> None:
     head, tests = RULE.split("tests:\n")
     program = parse("tests:\n" + tests + head, Path("linear-bias.yaml"))
-    assert [case.name for case in program.source.tests().match][0] == "last"
+    assert program.source.tests().match[0].name == "last"
 
 
 def test_a_rule_without_tests_is_refused() -> None:

@@ -37,12 +37,18 @@ GAMMA = {
     "none": ("float", "w = Identity (x)", "y = Identity (u)", "float[8] g"),
     "cast-then-gamma": ("float16", "w = Cast <to=1> (x)", "uc = Cast <to=10> (u)\n y = Mul (g, uc)", "float16[8] g"),
     "gamma-then-cast": ("float16", "w = Cast <to=1> (x)", "ug = Mul (u, g)\n y = Cast <to=10> (ug)", "float[8] g"),
-    "gamma-cast-up": ("float16", "w = Cast <to=1> (x)", "gc = Cast <to=1> (g)\n ug = Mul (u, gc)\n y = Cast <to=10> (ug)", "float16[8] g"),
+    "gamma-cast-up": (
+        "float16",
+        "w = Cast <to=1> (x)",
+        "gc = Cast <to=1> (g)\n ug = Mul (u, gc)\n y = Cast <to=10> (ug)",
+        "float16[8] g",
+    ),
     "double-cast": ("float", "c = Cast <to=1> (x)\n w = Cast <to=1> (c)", "y = Mul (u, g)", "float[8] g"),
     "bfloat16": ("bfloat16", "w = Cast <to=1> (x)", "uc = Cast <to=16> (u)\n y = Mul (g, uc)", "bfloat16[8] g"),
     "none-cast": ("float16", "w = Cast <to=1> (x)", "y = Cast <to=10> (u)", "float[8] g"),
 }
-CONSTANTS = "float two = {2}, float one = {1}, float eps = {1e-6}, float minus_half = {-0.5}, float eighth = {0.125}, float eight = {8}, int64[1] last = {-1}"
+CONSTANTS = """float two = {2}, float one = {1}, float eps = {1e-6}, float minus_half = {-0.5}, float eighth = {0.125},
+ float eight = {8}, int64[1] last = {-1}"""
 
 
 def text_of(square: str, mean: str, epsilon: str, scale: str, gamma: str) -> tuple[str, int]:
@@ -75,5 +81,7 @@ def test_rms_norm_is_right(gamma: str, scale: str) -> None:
     driver.run(model, rules.load(), "lift")
     dtype = {"float": "float32"}.get(GAMMA[gamma][0], GAMMA[gamma][0])
     feeds = {"x": (np.random.default_rng(3).normal(size=(2, 3, 8)) * 4).astype(numpy_of(dtype))}
-    wrong = numeric.compare(numeric.run(model.to_proto(), feeds)[0], numeric.run(proto, feeds)[0], numeric.truth(proto, feeds)[0])
+    wrong = numeric.compare(
+        numeric.run(model.to_proto(), feeds)[0], numeric.run(proto, feeds)[0], numeric.truth(proto, feeds)[0]
+    )
     assert wrong is None

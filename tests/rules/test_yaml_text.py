@@ -8,10 +8,27 @@ from onnxfuse.rules import yaml_text
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-6", 1e-6), ("1.0e-5", 1e-5), (".5", 0.5), ("-3", -3), ("0", 0), ("no", "no"), ("on", "on"), ("yes", "yes"),
-     ("true", True), ("false", False), ("'1e-6'", "1e-6"), ("007", "007"), ("...", "..."), ("null", None), ("12:30", "12:30"),
-     ("0x10", "0x10"), ("2024-01-01", "2024-01-01"), ("1...", "1...")],
-)  # fmt: skip
+    [
+        ("1e-6", 1e-6),
+        ("1.0e-5", 1e-5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("0", 0),
+        ("no", "no"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("true", True),
+        ("false", False),
+        ("'1e-6'", "1e-6"),
+        ("007", "007"),
+        ("...", "..."),
+        ("null", None),
+        ("12:30", "12:30"),
+        ("0x10", "0x10"),
+        ("2024-01-01", "2024-01-01"),
+        ("1...", "1..."),
+    ],
+)
 def test_scalars_are_read_as_yaml_1_2_reads_them(text: str, value: object) -> None:
     found = yaml_text.parse(f"key: [{text}]", "f")["key"][0]
     assert found == value and type(found) is type(value)
