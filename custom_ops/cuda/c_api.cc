@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "choose.h"
 #include "execute.h"
 #include "hopper_launch.h"
 
@@ -19,10 +20,12 @@ int report(const onnxfuse::cuda::Status& status, char* error, int64_t capacity) 
 
 }  // namespace
 
+#define ONNXFUSE_C_API __attribute__((visibility("default")))
+
 extern "C" {
 
 // Bytes of scratch that the plan needs; -1 if the plan cannot run the problem (the reason is in `error`).
-int64_t onnxfuse_cuda_scratch(const onnxfuse::cuda::LinearProblem* problem, const onnxfuse::cuda::Plan* plan,
+ONNXFUSE_C_API int64_t onnxfuse_cuda_scratch(const onnxfuse::cuda::LinearProblem* problem, const onnxfuse::cuda::Plan* plan,
                               char* error, int64_t capacity) {
   const std::string why = onnxfuse::cuda::refusal(*problem, *plan);
   if (!why.empty()) {
@@ -32,12 +35,17 @@ int64_t onnxfuse_cuda_scratch(const onnxfuse::cuda::LinearProblem* problem, cons
   return onnxfuse::cuda::scratch_bytes(*problem, *plan);
 }
 
-int onnxfuse_cuda_run(const onnxfuse::cuda::LinearProblem* problem, const onnxfuse::cuda::Plan* plan, void* scratch,
+ONNXFUSE_C_API int onnxfuse_cuda_run(const onnxfuse::cuda::LinearProblem* problem, const onnxfuse::cuda::Plan* plan, void* scratch,
                       void* stream, char* error, int64_t capacity) {
   return report(onnxfuse::cuda::execute(*problem, *plan, scratch, static_cast<cudaStream_t>(stream)), error, capacity);
 }
 
-int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages) {
+// The plan that the ops would use on the current device.
+ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* problem, onnxfuse::cuda::Plan* plan) {
+  *plan = onnxfuse::cuda::choose_plan(*problem, onnxfuse::cuda::current_device());
+}
+
+ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages) {
   using onnxfuse::cuda::Path;
   const auto& list = static_cast<Path>(path) == Path::kStream ? onnxfuse::cuda::stream_variants()
                                                               : onnxfuse::cuda::tile_variants();

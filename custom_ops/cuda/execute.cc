@@ -1,26 +1,34 @@
 #include "execute.h"
 
-#include "hopper_launch.h"
+#include "generic.h"
 #include "row_stats.h"
+#ifdef ONNXFUSE_HOPPER
+#include "hopper_launch.h"
+#endif
 
 namespace onnxfuse::cuda {
 namespace {
 
 bool separate_stats(const LinearProblem& p, const Plan& plan) {
-  if (p.norm == Norm::kNone) return false;
-  return plan.path == Path::kTile || (plan.path == Path::kStream && plan.row_stats != 0);
+  if (p.norm == Norm::kNone || p.k == 0) return false;  // K = 0: nothing to normalise, the product is zero
+  return plan.path != Path::kStream || plan.row_stats != 0;
 }
 
 }  // namespace
 
 std::string refusal(const LinearProblem& problem, const Plan& plan) {
   switch (plan.path) {
+    case Path::kGeneric:
+      return {};
+#ifdef ONNXFUSE_HOPPER
     case Path::kStream:
       return stream_refusal(problem, plan);
     case Path::kTile:
       return tile_refusal(problem, plan);
+#endif
     default:
-      return "no such path";
+      (void)problem;
+      return "this build has no such path";
   }
 }
 
@@ -29,18 +37,23 @@ int64_t scratch_bytes(const LinearProblem& problem, const Plan& plan) {
 }
 
 Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cudaStream_t stream) {
+  if (problem.m == 0 || problem.n == 0) return {};
   const void* stats = nullptr;
   if (separate_stats(problem, plan)) {
     if (Status s = launch_row_stats(problem, scratch, stream); !s.ok()) return s;
     stats = scratch;
   }
   switch (plan.path) {
+    case Path::kGeneric:
+      return launch_generic(problem, stats, stream);
+#ifdef ONNXFUSE_HOPPER
     case Path::kStream:
       return launch_stream(problem, plan, stats, stream);
     case Path::kTile:
       return launch_tile(problem, plan, stats, stream);
+#endif
     default:
-      return {"no such path"};
+      return {"this build has no such path"};
   }
 }
 

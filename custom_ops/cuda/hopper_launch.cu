@@ -93,7 +93,7 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   if (plan.variant < 0 || plan.variant >= static_cast<int>(tile_variants().size())) return "no such variant";
   const HopperVariant& v = tile_variants()[plan.variant];
   if (v.gated != (p.gated != 0)) return "the variant is for the other op";
-  if (plan.cluster_m < 1 || plan.cluster_n < 1 || plan.cluster_m * plan.cluster_n > 8) return "no such cluster";
+  if (plan.cluster_m < 1 || plan.cluster_n < 1 || plan.cluster_m * plan.cluster_n > 2) return "no such cluster";
   const int half_rows = (v.gated ? v.columns / 2 : v.columns) / plan.cluster_m;
   if (half_rows % 8 || v.rows / plan.cluster_n % 8) return "the cluster is too large for the tile";
   if (std::string why = hopper_refusal(p, half_rows); !why.empty()) return why;

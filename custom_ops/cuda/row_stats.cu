@@ -1,5 +1,6 @@
 // Row statistics by a kernel of their own, for plans that do not take them inside the product.
-#include "launch_attributes.h"
+#include <algorithm>
+
 #include "numeric.cuh"
 #include "row_stats.h"
 
@@ -10,13 +11,15 @@ constexpr int kThreads = 128;
 
 // One block a row. Two passes over registers for short rows would save nothing: the sums are shifted by x[m, 0].
 template <typename T>
-__global__ __launch_bounds__(kThreads) void row_stats_kernel(const T* x, RowStats* stats, int64_t k, Norm norm,
-                                                             float epsilon) {
+__global__ __launch_bounds__(kThreads) void row_stats_kernel(const T* x, RowStats* stats, int64_t m, int64_t k,
+                                                             Norm norm, float epsilon) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  const T* row = x + static_cast<int64_t>(blockIdx.x) * k;
+  __shared__ float2 warps[kThreads / 32];
+  for (int64_t m0 = blockIdx.x; m0 < m; m0 += gridDim.x) {
+  const T* row = x + m0 * k;
   const float shift = norm == Norm::kLayer ? Numeric<T>::to_float(row[0]) : 0.0f;
   RowSums sums;
   const bool vectors = sizeof(T) == 2 && k % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -35,7 +38,6 @@ __global__ __launch_bounds__(kThreads) void row_stats_kernel(const T* x, RowStat
     }
   }
   float sum = sums.total(), squares = sums.total_squares();
-  __shared__ float2 warps[kThreads / 32];
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
@@ -46,14 +48,16 @@ __global__ __launch_bounds__(kThreads) void row_stats_kernel(const T* x, RowStat
   if (threadIdx.x == 0) {
     sum = squares = 0.0f;
     for (int w = 0; w < kThreads / 32; ++w) sum += warps[w].x, squares += warps[w].y;
-    stats[blockIdx.x] = finish_row_stats(norm, sum, squares, shift, 1.0f / k, epsilon);
+    stats[m0] = finish_row_stats(norm, sum, squares, shift, 1.0f / k, epsilon);
+  }
+  __syncthreads();
   }
 }
 
 template <typename T>
 Status launch(const LinearProblem& p, void* stats, cudaStream_t stream) {
-  row_stats_kernel<T><<<static_cast<unsigned>(p.m), kThreads, 0, stream>>>(
-      static_cast<const T*>(p.x), static_cast<RowStats*>(stats), p.k, p.norm, p.epsilon);
+  row_stats_kernel<T><<<static_cast<unsigned>(std::min<int64_t>(p.m, 0x7fffffff)), kThreads, 0, stream>>>(
+      static_cast<const T*>(p.x), static_cast<RowStats*>(stats), p.m, p.k, p.norm, p.epsilon);
   return cuda_status(cudaGetLastError(), "row statistics");
 }
 

@@ -352,7 +352,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
     }
   };
   if (column < p.n) {
-#pragma unroll 4
+#pragma unroll 2
     for (int row = threadIdx.x / quads; row < rows; row += Tile::kConsumers / quads) {
       const int64_t offset = static_cast<int64_t>(row0 + row) * p.y_stride + column;
       uint2 residual = make_uint2(0, 0);

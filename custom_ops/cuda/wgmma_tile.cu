@@ -24,31 +24,7 @@ Status launch(const TileParams& params, const Plan& plan, int sm_count, cudaStre
   const int ctas = params.cluster_m * params.cluster_n;
   const int64_t tiles_m = (params.m + Tile::kTileM * params.cluster_m - 1) / (Tile::kTileM * params.cluster_m);
   const int64_t tiles_n = (params.n + Tile::kOutN * params.cluster_n - 1) / (Tile::kOutN * params.cluster_n);
-  // With more clusters than fit at once the late ones would start from nothing; ask how many fit only for sizes
-  // that may not divide the multiprocessors of a GPC.
-  int64_t resident = sm_count / ctas;
-  if (ctas > 2) {
-    if (Status status = allow_shared_memory(tile_kernel<Element, kMma, kGroups, kTileN, kGated>,
-                                            Tile::smem_bytes(params.stages));
-        !status.ok())
-      return status;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(Tile::kThreads);
-    config.dynamicSmemBytes = Tile::smem_bytes(params.stages);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    if (Status status = cuda_status(
-            cudaOccupancyMaxActiveClusters(&clusters, tile_kernel<Element, kMma, kGroups, kTileN, kGated>, &config),
-            "counting resident clusters");
-        !status.ok())
-      return status;
-    if (clusters > 0) resident = std::min<int64_t>(resident, clusters);
-  }
+  const int64_t resident = sm_count / ctas;  // a cluster has one CTA or two, the multiprocessors come in pairs
   const unsigned clusters = static_cast<unsigned>(std::min(tiles_m * tiles_n, resident));
   return launch_cluster(tile_kernel<Element, kMma, kGroups, kTileN, kGated>, dim3(clusters * ctas), Tile::kThreads,
                         Tile::smem_bytes(params.stages), ctas,

@@ -279,20 +279,22 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
       low[i] = stats[row], high[i] = stats[row + 8];
     }
 
+    // 64 columns at a time, always from the front of the accumulators, which move up afterwards: unrolled, the
+    // epilogue would be several times larger than the instruction cache.
     int residual_box = 0;  // residual stages already passed
-#pragma unroll
+#pragma unroll 1
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
 #pragma unroll
       for (int i = 0; i < kMma; ++i) {
-        // Eight groups of eight columns, starting at group `first` of the accumulators.
-        auto affine = [&](auto layer_norm, int first, float(&v)[32]) {
+        // Eight groups of eight columns; the accumulators' group `first` holds tile column `column`.
+        auto affine = [&](auto layer_norm, int first, int column, float(&v)[32]) {
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const int a = (first + j) * 4;
-            const float2 b = *reinterpret_cast<const float2*>(bias + (first + j) * 8 + 2 * (lane % 4));
+            const float2 b = *reinterpret_cast<const float2*>(bias + column + j * 8 + 2 * (lane % 4));
             float4 value = make_float4(acc[i][a], acc[i][a + 1], acc[i][a + 2], acc[i][a + 3]);
             if constexpr (decltype(layer_norm)::value) {
-              const float2 c = *reinterpret_cast<const float2*>(bias + kTileN + (first + j) * 8 + 2 * (lane % 4));
+              const float2 c = *reinterpret_cast<const float2*>(bias + kTileN + column + j * 8 + 2 * (lane % 4));
               value.x = fmaf(-low[i].mean, c.x, value.x), value.y = fmaf(-low[i].mean, c.y, value.y);
               value.z = fmaf(-high[i].mean, c.x, value.z), value.w = fmaf(-high[i].mean, c.y, value.w);
             }
@@ -300,18 +302,18 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
             v[4 * j + 2] = fmaf(value.z, high[i].scale, b.x), v[4 * j + 3] = fmaf(value.w, high[i].scale, b.y);
           }
         };
-        auto normalised = [&](int first, float(&v)[32]) {
+        auto normalised = [&](int first, int column, float(&v)[32]) {
           if (p.layer_norm)
-            affine(BoolConstant<true>{}, first, v);
+            affine(BoolConstant<true>{}, first, column, v);
           else
-            affine(BoolConstant<false>{}, first, v);
+            affine(BoolConstant<false>{}, first, column, v);
         };
         float v[32];
-        normalised(chunk * 8, v);
+        normalised(0, chunk * 64, v);
         activate<true>(v, p.activation);
         if constexpr (kGated) {
           float up[32];
-          normalised(kTileN / 16 + chunk * 8, up);
+          normalised(kTileN / 16, kTileN / 2 + chunk * 64, up);
 #pragma unroll
           for (int j = 0; j < 32; ++j) v[j] *= up[j];
         }
@@ -357,6 +359,12 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
           if (group_row0 + i * 64 < p.m && column0 + chunk * 64 < p.n)
             store_2d(p.y, out, column0 + chunk * 64, group_row0 + i * 64);
           commit_stores();
+        }
+        constexpr int kHalf = kGated ? kTileN / 4 : kTileN / 2;  // accumulators of a half
+#pragma unroll
+        for (int j = 0; j + 32 < kHalf; ++j) {
+          acc[i][j] = acc[i][j + 32];
+          if constexpr (kGated) acc[i][kHalf + j] = acc[i][kHalf + j + 32];
         }
       }
     }
