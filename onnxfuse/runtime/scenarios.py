@@ -30,12 +30,17 @@ Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
 @dataclass
 class InputSet:
-    """One valid input set: its circumstances, its values, and what the unfused model gives for them."""
+    """One valid input set: its circumstances, its values, and what the unfused model gives for them.
+
+    `by_row`: the unfused model runs with batch 1 only; its outputs are those of the rows, one after the other. What a
+    rewrite makes of the whole batch must be the same, if it runs it.
+    """
 
     name: str
     feeds: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
     scenario: Scenario | None = None
+    by_row: bool = False
 
 
 @dataclass
@@ -139,7 +144,26 @@ def plan(
             result.sets.append(made)
     if max(s.batch for s in wanted) > 1 and all(s.scenario is None or s.scenario.batch == 1 for s in result.sets):
         result.learned.append("batch 1 only")
+        whole = generate(specs, wanted[0].having(**changes))
+        try:
+            result.sets.append(InputSet("batch 2, row by row", whole, run_by_row(run, whole), by_row=True))
+        except ModelError as error:
+            result.dropped["batch 2, row by row"] = error.message
     return result
+
+
+def run_by_row(run: Run, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run each row of a batch by itself and put the outputs together along the first axis.
+
+    Raises:
+        ModelError: a row does not run, or an output has no batch axis.
+    """
+    batch = max(value.shape[0] for value in feeds.values() if value.ndim)
+    rows = [run({n: v[i : i + 1] if v.ndim and v.shape[0] == batch else v for n, v in feeds.items()})
+            for i in range(batch)]
+    if any(value.ndim == 0 or value.shape[0] != 1 for value in rows[0].values()):
+        raise ModelError("an output has no batch axis")
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 
 def _variants(scenario: Scenario) -> Iterator[Scenario]:

@@ -56,6 +56,9 @@ def test_batch_one_only() -> None:
     result = plan(TEXT, run)
     assert "batch 1 only" in result.learned
     assert len(result.sets) >= 4
+    last = result.sets[-1]
+    assert last.by_row and last.feeds["input_ids"].shape[0] == 2
+    assert np.array_equal(last.outputs["y"], last.feeds["input_ids"]), "the rows, one after the other"
 
 
 def test_a_needed_length_is_found() -> None:
