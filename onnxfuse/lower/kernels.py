@@ -23,7 +23,8 @@ MICROSOFT = "com.microsoft"
 class Query:
     """One question to the table: a kernel for `domain::op` with element type `dtype` and a first input of `rank`.
 
-    `opset` is the version of ONNX's own domain in the model. `attrs` are those that a kernel may refuse.
+    `opset` is the version of ONNX's own domain in the model. `attrs` are those that a kernel may refuse. `inputs`, if
+    given, are the dtypes and ranks of all inputs (None: omitted), and `outputs` the number of outputs of a whole node.
     """
 
     domain: str
@@ -32,12 +33,15 @@ class Query:
     opset: int
     rank: int = 3
     attrs: tuple[tuple[str, Any], ...] = ()
+    inputs: tuple[tuple[str, int | None] | None, ...] = ()
+    outputs: int = 1
 
     @property
     def key(self) -> str:
         """A text that is the same for equal questions, for caches."""
         attrs = ",".join(f"{name}={value}" for name, value in self.attrs)
-        return f"{self.domain}::{self.op}/{self.dtype}/opset{self.opset}/rank{self.rank}/{attrs}"
+        text = f"{self.domain}::{self.op}/{self.dtype}/opset{self.opset}/rank{self.rank}/{attrs}"
+        return f"{text}/{self.inputs}/{self.outputs}" if self.inputs else text
 
 
 Probe = Callable[[Target, Query], "bool | None"]
@@ -108,6 +112,13 @@ class KernelTable:
         query = Query(domain, op, dtype, opset, 3 if rank is None else rank, tuple(sorted(attrs.items())))
         if query not in self._answers:
             self._answers[query] = self._ask(query)
+        return self._answers[query]
+
+    def runs(self, query: Query) -> bool:
+        """Whether the target can run a whole node; yes where nobody can be asked."""
+        if query not in self._answers:
+            answer = self.probe(self.target, query) if self.probe is not None else None
+            self._answers[query] = answer is not False
         return self._answers[query]
 
     def has_custom(self, op: str, dtype: str | None) -> bool:

@@ -13,6 +13,7 @@ from onnxfuse.lower.linear import LinearLowering
 from onnxfuse.lower.report import LoweringReport
 from onnxfuse.lower.skip import lower_skip
 from onnxfuse.lower.standard import lower_node
+from onnxfuse.lower.widen import widen
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN
 
 
@@ -44,6 +45,7 @@ def lower(model: Model, kernels: KernelTable, apply_rules: Callable[[Model], obj
     for graph in graphs:
         _finish(model, graph, kernels, report)
         edit.remove_dead(graph)
+    widen(model, kernels, report)
     _import_domains(model)
     return report
 

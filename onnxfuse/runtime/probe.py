@@ -66,6 +66,10 @@ class _Question(Protocol):
     @property
     def attrs(self) -> tuple[tuple[str, Any], ...]: ...
     @property
+    def inputs(self) -> tuple[tuple[str, int | None] | None, ...]: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
     def key(self) -> str: ...
 
 
@@ -135,7 +139,7 @@ def _try(provider: str, query: _Question) -> bool:
         left = Path(folder) / "left.onnx"
         options.optimized_model_filepath = str(left)
         try:
-            model = _one_node(query)
+            model = _whole_node(query) if query.inputs else _one_node(query)
             runtime.InferenceSession(model.SerializeToString(), options, providers=[name])
             nodes = onnx.load(left, load_external_data=False).graph.node
         except Exception as error:
@@ -144,6 +148,22 @@ def _try(provider: str, query: _Question) -> bool:
     # Casts around the node mean that there is a kernel for float32 only.
     casts = any(n.op_type == "Cast" for n in nodes) and query.op != "Cast"
     return not casts and any(n.op_type == query.op for n in nodes)
+
+
+def _whole_node(query: _Question) -> onnx.ModelProto:
+    """A node with all of its inputs as graph inputs of unknown sizes."""
+    inputs, names = [], []
+    for index, given in enumerate(query.inputs):
+        names.append(f"in{index}" if given is not None else "")
+        if given is not None:
+            dtype, rank = given
+            elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
+            inputs.append(helper.make_tensor_value_info(names[-1], elem, None if rank is None else [None] * rank))
+    made = [f"out{i}" for i in range(query.outputs)]
+    attrs = {name: list(v) if isinstance(v, tuple) else v for name, v in query.attrs}
+    node = helper.make_node(query.op, names, made, domain=query.domain, **attrs)
+    outputs = [onnx.ValueInfoProto(name=name) for name in made]
+    return _model(query, helper.make_graph([node], "probe", inputs, outputs))
 
 
 def _one_node(query: _Question) -> onnx.ModelProto:
@@ -175,7 +195,10 @@ def _one_node(query: _Question) -> onnx.ModelProto:
             initializers.append(helper.make_tensor(name, elem, shape, content, raw=True))
     node = helper.make_node(query.op, names, ["out"], domain=query.domain, **dict(query.attrs))
     output = helper.make_tensor_value_info("out", elem, None)
-    graph = helper.make_graph([node], "probe", inputs, [output], initializers)
+    return _model(query, helper.make_graph([node], "probe", inputs, [output], initializers))
+
+
+def _model(query: _Question, graph: onnx.GraphProto) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", query.opset)]
     if query.domain:
         opsets.append(helper.make_opsetid(query.domain, 1))
