@@ -200,6 +200,10 @@ class Model:
                     proto.node.append(onnx.helper.make_node("Constant", [], [value.name], value=tensor))
         for node in function.nodes:
             proto.node.append(self._export_node(node, {}))
+        imported = {("" if o.domain == "ai.onnx" else o.domain) for o in proto.opset_import}
+        used = {view.domain(node) for graph in view.all_graphs(function) for node in graph.nodes}
+        for domain in sorted(used - imported):
+            proto.opset_import.append(onnx.helper.make_opsetid(domain, self.opsets.get(domain, 1)))
 
     def save(self, path: Path, external_data: bool | None = None) -> None:
         """Write the model beside `path` and rename it into place; a failure leaves an old file as it was.

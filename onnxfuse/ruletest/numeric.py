@@ -23,7 +23,7 @@ from onnxfuse.runtime.session import Runner
 
 #: A rewritten graph may be this many times as wrong as the original was, plus a few roundings of the largest value.
 FACTOR = 4.0
-FLOOR = {"float64": 2.0**-40, "float32": 2.0**-20, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+FLOOR = {"float64": 2.0**-40, "float32": 2.0**-20, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 

@@ -153,6 +153,11 @@ def test_functions_are_optimized_with_their_own_opset(rule_set) -> None:
     model = models.load(onnx.helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=8))
     report = driver.run(model, rule_set(two("Neg", "Exp", "Relu", "opset: '13'")), "fuse")
     assert len(report.applied) == 1 and [n.op_type for n in model.to_proto().functions[0].node] == ["Relu"]
+    to_gelu = one("Relu", "Gelu").replace("op: Gelu", "op: Gelu, domain: std")
+    driver.run(model, rule_set(to_gelu), "fuse")
+    written = model.to_proto().functions[0]
+    assert [n.op_type for n in written.node] == ["Gelu"]
+    assert {o.domain: o.version for o in written.opset_import} == {"": 13, "onnxfuse.std": 1}
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
