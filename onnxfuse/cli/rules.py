@@ -31,6 +31,10 @@ def rules_command() -> None:
     """
 
 
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def _load(rule_paths: tuple[str, ...], no_builtin: bool) -> Any:
     from onnxfuse import rules
 
@@ -122,7 +126,7 @@ def lint_command(
             render.data(f"{row['file']}:{row['line'] or 1}: {row['id']}: {row['message']}")
             if row["hint"]:
                 render.data(f"  hint: {row['hint']}")
-        render.note(f"{len(ids) or len(ruleset)} rules, {len(rows)} findings")
+        render.note(f"{_plural(len(ids) or len(ruleset), 'rule')}, {_plural(len(rows), 'finding')}")
     return EXIT_FINDINGS if rows else EXIT_OK
 
 
@@ -175,7 +179,8 @@ def test_command(
         for entry in entries:
             _print_entry(entry, quiet)
         cases = sum(len(e["cases"]) for e in entries)
-        render.data(f"{len(entries)} rules, {cases} cases: {'all pass' if passed else 'failures'}")
+        verdict = "all pass" if passed else "failures"
+        render.data(f"{_plural(len(entries), 'rule')}, {_plural(cases, 'case')}: {verdict}")
     return EXIT_OK if passed else EXIT_FINDINGS
 
 
