@@ -17,8 +17,9 @@ from onnxfuse.ruletest.cases import load, parse_graph
 
 TEXT = """
 g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd) => (y, lo, hi, hi2, step, up, u, v, r, o1, o2)
-<float two = {2}, float[2] pair = {2, 2}, float[2] other = {2, 3}, float[0] none = {}, int64[1] zero = {0}, int64[1] four = {4},
- int64[1] eight = {8}, int64[1] three = {3}, int64[1] last = {-1}, int64[1] first = {0}, int64[1] one = {1}, float[8,8] w, float[8] b>
+<float two = {2}, float[2] pair = {2, 2}, float[2] other = {2, 3}, int64[1] zero = {0}, int64[1] four = {4},
+ int64[1] eight = {8}, int64[1] three = {3}, int64[1] last = {-1},
+ int64[1] first = {0}, int64[1] one = {1}, float[8,8] w, float[8] b>
 {
   y = Add (x, z)
   lo = Slice (x, zero, four, last)
@@ -116,7 +117,7 @@ EMPTY = Constant("e", np.zeros(0, np.float32))
         ("made_by_no_product", ("x", "u"), {}, False),
         ("made_by_no_product", ("q",), {}, True),
     ],
-)  # fmt: skip
+)
 def test_predicate(scope: Scope, name: str, arguments: tuple, params: dict, holds: bool) -> None:
     assert call(scope, name, *arguments, **params) is holds
 

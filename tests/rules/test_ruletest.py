@@ -13,6 +13,7 @@ from onnxfuse.ruletest import Outcome, cases, run_case, run_rule
 
 RULE = (builtin_folder() / "fuse" / "linear-bias.yaml").read_text()
 HEAD = RULE.split("tests:\n")[0]
+VISIBLE = '  no_match:\n    - {from: last, replace: {"=> (y)": "=> (y, h)"}, because: '
 CASES = """tests:
   match:
     - name: last
@@ -40,23 +41,42 @@ def outcome(tests: str, head: str = HEAD) -> ruletest.Result:
         ("", Outcome.MATCHED, ""),
         ("    - {name: half, from: last, as: float16}\n", Outcome.MATCHED, ""),
         ("    - {name: brain, from: last, as: bfloat16}\n", Outcome.MATCHED, ""),
-        ('    - {name: sub, from: last, replace: {"y = Add": "y = Sub"}}\n', Outcome.MISSING, "nodes: expected Add, found none in the graph"),
-        ('    - {name: act, from: last, replace: {"Linear (": "Linear <activation=\\"relu\\"> ("}}\n', Outcome.MISSING,
-         "nodes.lin.attrs.activation"),
+        (
+            '    - {name: sub, from: last, replace: {"y = Add": "y = Sub"}}\n',
+            Outcome.MISSING,
+            "nodes: expected Add, found none in the graph",
+        ),
+        (
+            '    - {name: act, from: last, replace: {"Linear (": "Linear <activation=\\"relu\\"> ("}}\n',
+            Outcome.MISSING,
+            "nodes.lin.attrs.activation",
+        ),
         ("    - {name: many, from: last, expect: {count: 2}}\n", Outcome.WRONG_RESULT, "applied 1 times, not 2"),
         ("    - {name: op, from: last, expect: {op: Gemm}}\n", Outcome.WRONG_RESULT, "no Gemm was made, but Linear"),
         ("    - {name: nodes, from: last, expect: {nodes: 2}}\n", Outcome.WRONG_RESULT, "1 nodes (Linear), not 2"),
         ("    - {name: ops, from: last, expect: {ops: {Add: 1}}}\n", Outcome.WRONG_RESULT, "0 Add, not 1"),
-        ("    - {name: attr, from: last, expect: {attrs: {norm: rms}}}\n", Outcome.WRONG_RESULT, "norm is none, not rms"),
-        ('    - {name: text, from: last, replace: {"y = Add (b, h)": "y = Add (b"}}\n', Outcome.BROKEN, "not ONNX text"),
-        ('    - {name: graph, from: last, replace: {"y = Add (b, h)": "y = Ad (b, h)"}}\n', Outcome.BROKEN, "No Op registered"),
-        ('  no_match:\n    - {from: last, replace: {"=> (y)": "=> (y, h)"}, because: private.lin}\n', Outcome.REJECTED, ""),
-        ('  no_match:\n    - {from: last, replace: {"=> (y)": "=> (y, h)"}, because: private}\n', Outcome.REJECTED, ""),
-        ('  no_match:\n    - {from: last, replace: {"=> (y)": "=> (y, h)"}, because: priv}\n', Outcome.WRONG_REASON, "private.lin"),
-        ('  no_match:\n    - {from: last, replace: {"=> (y)": "=> (y, h)"}, because: nodes}\n', Outcome.WRONG_REASON, "private.lin"),
+        (
+            "    - {name: attr, from: last, expect: {attrs: {norm: rms}}}\n",
+            Outcome.WRONG_RESULT,
+            "norm is none, not rms",
+        ),
+        (
+            '    - {name: text, from: last, replace: {"y = Add (b, h)": "y = Add (b"}}\n',
+            Outcome.BROKEN,
+            "not ONNX text",
+        ),
+        (
+            '    - {name: graph, from: last, replace: {"y = Add (b, h)": "y = Ad (b, h)"}}\n',
+            Outcome.BROKEN,
+            "No Op registered",
+        ),
+        (f"{VISIBLE}private.lin}}\n", Outcome.REJECTED, ""),
+        (f"{VISIBLE}private}}\n", Outcome.REJECTED, ""),
+        (f"{VISIBLE}priv}}\n", Outcome.WRONG_REASON, "private.lin"),
+        (f"{VISIBLE}nodes}}\n", Outcome.WRONG_REASON, "private.lin"),
         ("  no_match:\n    - {from: last, because: private}\n", Outcome.NOISY, "applied 1 times"),
     ],
-)  # fmt: skip
+)
 def test_outcomes(tests: str, wanted: Outcome, message: str) -> None:
     result = outcome(tests)
     assert result.outcome is wanted, result.message
@@ -90,8 +110,10 @@ def test_edits_must_fit_once() -> None:
 
 
 def test_alternatives_that_no_case_uses_are_reported() -> None:
-    head = HEAD.replace("y:   {op: Add, in: [lin, b], same_shape: lin}",
-                        "y:\n    any_of:\n      - {op: Add, in: [lin, b]}\n      - {op: Sum, in: [lin, b]}")  # fmt: skip
+    head = HEAD.replace(
+        "y:   {op: Add, in: [lin, b], same_shape: lin}",
+        "y:\n    any_of:\n      - {op: Add, in: [lin, b]}\n      - {op: Sum, in: [lin, b]}",
+    )
     assert head != HEAD
     report = run_rule(program(head + CASES))
     assert report.untested == ["nodes.y.any_of[1]"] and not report.passed and all(r.passed for r in report.results)
