@@ -16,7 +16,7 @@ from onnxfuse.graph.types import name_of, numpy_of
 from onnxfuse.ops import functions, registry
 from onnxfuse.ops.opdef import TensorType
 
-Shape = tuple | None
+Shape = tuple[Any, ...] | None
 
 
 def dtype_of(value: Value) -> str | None:

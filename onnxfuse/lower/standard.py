@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from onnxfuse.graph import consts, view
 from onnxfuse.graph.ir import Constant, Node, Value
@@ -26,7 +27,7 @@ def lower_node(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     return lowering is not None and lowering(emitter, kernels, node)
 
 
-def _attrs(node: Node) -> dict:
+def _attrs(node: Node) -> dict[str, Any]:
     return registry.get(STD_DOMAIN, node.op).resolve(dict(node.attrs))
 
 
@@ -60,7 +61,7 @@ def _vectors_fit(node: Node, axis: int) -> bool:
     return all(shape_of(v) == x[axis:] for v in (operand(node, 1), operand(node, 2)) if v is not None)
 
 
-def _emit_norm(emitter: Emitter, node: Node, op: str, attrs: dict) -> bool:
+def _emit_norm(emitter: Emitter, node: Node, op: str, attrs: dict[str, Any]) -> bool:
     inputs, outputs = emitter.replace(node)
     emitter.op(op, inputs, attrs={"axis": attrs["axis"], "epsilon": attrs["epsilon"]}, out=outputs[0])
     return True
@@ -76,7 +77,7 @@ def _gelu(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
 
 def gelu_kernel(
     emitter: Emitter, kernels: KernelTable, dtype: str | None, approximate: str
-) -> tuple[str, str, dict] | None:
+) -> tuple[str, str, dict[str, Any]] | None:
     """(domain, op, attributes) of a kernel for GELU alone."""
     if kernels.has("Gelu", dtype, opset=emitter.opset):
         return "", "Gelu", {"approximate": approximate}
@@ -96,14 +97,14 @@ def _swish(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     return False
 
 
-def _emit_elementwise(emitter: Emitter, node: Node, domain: str, op: str, attrs: dict) -> bool:
+def _emit_elementwise(emitter: Emitter, node: Node, domain: str, op: str, attrs: dict[str, Any]) -> bool:
     inputs, outputs = emitter.replace(node)
     emitter.op(op, inputs, domain=domain, attrs=attrs, out=outputs[0])
     return True
 
 
 def _emit_through_float32(
-    emitter: Emitter, kernels: KernelTable, node: Node, domain: str, op: str, attrs: dict
+    emitter: Emitter, kernels: KernelTable, node: Node, domain: str, op: str, attrs: dict[str, Any]
 ) -> bool:
     dtype = dtype_of(node.inputs[0])
     # Only where the target computes a half type in float32 anyway; elsewhere the standard ops are what it has.
@@ -139,12 +140,13 @@ def emit_activation(emitter: Emitter, activation: str, x: Value, out: Value | No
     """An activation of the fused ops as a lifted op (or a plain ONNX one), to be lowered like any other."""
     if activation in ("relu", "tanh"):
         return emitter.op(activation.capitalize(), [x], out=out)
-    op, attrs = {
+    lifted: dict[str, tuple[str, dict[str, Any]]] = {
         "gelu": ("Gelu", {"approximate": "none"}),
         "gelu_tanh": ("Gelu", {"approximate": "tanh"}),
         "silu": ("Swish", {"alpha": 1.0}),
         "quick_gelu": ("Swish", {"alpha": _QUICK_GELU_ALPHA}),
-    }[activation]
+    }
+    op, attrs = lifted[activation]
     return emitter.op(op, [x], domain=STD_DOMAIN, attrs=attrs, out=out)
 
 

@@ -7,6 +7,7 @@ and a weight that was shared before is shared again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from onnxfuse.graph import consts
 from onnxfuse.graph.ir import Constant, Value
@@ -72,5 +73,5 @@ def _bias_parts(emitter: Emitter, bias: Constant | None, sizes: list[int]) -> li
     return pieces
 
 
-def _recipe(value: Value | None) -> tuple | None:
+def _recipe(value: Value | None) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
     return value.recipe if isinstance(value, Constant) else None

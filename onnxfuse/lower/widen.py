@@ -80,7 +80,7 @@ def _question(emitter: Emitter, node: Node, as_wide: bool = False) -> Query | No
 
 
 def _plain_attributes(node: Node) -> tuple[tuple[str, Any], ...] | None:
-    found = []
+    found: list[tuple[str, Any]] = []
     for name, value in sorted(node.attrs.items()):
         if isinstance(value, (list, tuple)) and all(isinstance(v, _PLAIN) for v in value):
             found.append((name, tuple(value)))

@@ -160,7 +160,7 @@ def _whole_node(query: _Question) -> onnx.ModelProto:
             elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else TensorProto.BFLOAT16
             inputs.append(helper.make_tensor_value_info(names[-1], elem, None if rank is None else [None] * rank))
     made = [f"out{i}" for i in range(query.outputs)]
-    attrs = {name: list(v) if isinstance(v, tuple) else v for name, v in query.attrs}
+    attrs: dict[str, Any] = {name: list(v) if isinstance(v, tuple) else v for name, v in query.attrs}
     node = helper.make_node(query.op, names, made, domain=query.domain, **attrs)
     outputs = [onnx.ValueInfoProto(name=name) for name in made]
     return _model(query, helper.make_graph([node], "probe", inputs, outputs))
