@@ -20,6 +20,11 @@ _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Min", "Max"}
 _UNARY = {"Cos", "Sin", "Sqrt", "Reciprocal", "Exp"}
 _LOGIC = {"And", "Or", "BitwiseAnd", "BitwiseOr"}
 
+#: Constants with more elements are opaque; with more than the second number, their content is not looked at as a whole.
+_LARGEST_TABLE = 1 << 26
+_LARGEST_PATTERN = 1 << 22
+_LARGEST_ROW = 1024
+
 Position = tuple[Poly, ...]
 
 
@@ -34,6 +39,7 @@ class Elements:
         self.sizes = sizes or Sizes(self)
         self._known: dict[tuple[int, Position], Expr] = {}
         self._patterns: dict[int, tuple | None] = {}
+        self._columns: dict[int, list[int]] = {}
         self._alive: list[Value] = []
 
     def at(self, value: Value, index: Position) -> Expr:
@@ -62,15 +68,15 @@ class Elements:
         number = consts.scalar(value)
         if number is not None:
             return expr.num(number)
-        if consts.dtype_of(value) in (None, "string") or consts.size_of(value) > 1 << 22:
+        if consts.dtype_of(value) in (None, "string") or consts.size_of(value) > _LARGEST_TABLE:
             return Elem(value, index)
         known = [p.constant for p in index]
         if all(i is not None for i in known):
             item = consts.array(value)[tuple(known)]
             return expr.num(item.item() if isinstance(item, np.generic) and item.dtype.kind != "V" else float(item))
-        pattern = self._pattern(value)
+        pattern = self._pattern(value) if consts.size_of(value) <= _LARGEST_PATTERN else None
         if pattern is None:
-            return Elem(value, index)
+            return Elem(value, self._first_equal(value, index))
         kind, *rest = pattern
         if kind == "uniform":
             return expr.num(rest[0])
@@ -83,6 +89,22 @@ class Elements:
         if width is not None:
             condition = expr.and_(condition, expr.ge(column - row - diagonal + width - 1))
         return expr.where(condition, expr.num(inside), expr.num(outside))
+
+    def _first_equal(self, value: Constant, index: Position) -> Position:
+        """The index with its last position moved to the first column with the same numbers, so that elements of equal
+        columns (the two halves of a stored rotary table) compare equal."""
+        column = index[-1].constant if index else None
+        if column is None:
+            return index
+        if id(value) not in self._columns:
+            self._alive.append(value)
+            array = consts.array(value)
+            seen: dict[bytes, int] = {}
+            self._columns[id(value)] = [
+                seen.setdefault(array[..., i].tobytes(), i) for i in range(min(array.shape[-1], _LARGEST_ROW))
+            ]
+        columns = self._columns[id(value)]
+        return (*index[:-1], Poly.of(columns[column])) if column < len(columns) else index
 
     def _pattern(self, value: Constant) -> tuple | None:
         """uniform (one number everywhere), counting (start + step · index of one axis) or band (two numbers: below a
