@@ -100,6 +100,8 @@ def _multi_head_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
         return False
     if attrs["is_causal"] and operand(node, 4) is None and sizes.queries != sizes.keys:
         return False
+    if operand(node, 4) is not None and sizes.group == 1 and sizes.value_size != sizes.head_size:
+        return False  # its cache has one size for keys and values
     if attrs["is_causal"] and operand(node, 4) is not None and sizes.group > 1:
         return False  # the heads are repeated outside, so the kernel would not know where the new keys begin
     mask = operand(node, 3)
@@ -130,7 +132,9 @@ def _emit_multi_head(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes:
         k, v = layout.repeat_heads(k, sizes.group), layout.repeat_heads(v, sizes.group)
         past_k = past_v = None
         present = [None, None]
-    elif past_k is not None and not sizes.packed:
+        if sizes.value_size != sizes.head_size:  # keys and values of [B, H, L, D] must have one size there
+            k, v = layout.merge_heads(k), layout.merge_heads(v)
+    elif not sizes.packed and (past_k is not None or sizes.value_size != sizes.head_size):
         k, v = layout.merge_heads(k), layout.merge_heads(v)
     bias = None if mask is None else layout.bias(mask, sizes.queries, q, dtype_of(q))
     y_shape = (sizes.batch, sizes.queries, sizes.heads * sizes.value_size)

@@ -97,6 +97,25 @@ def test_masks_and_layouts(packed: bool, kv: int, mask: str) -> None:
     np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kv", [H, G])
+def test_values_of_another_size_than_keys(packed: bool, kv: int, past: bool) -> None:
+    size = 12
+    text = attention_text(packed, kv, "S", "", past, "")
+    of_keys, of_values = (f"float[B,S,{kv * d}]" if packed else f"float[B,{kv},S,{d}]" for d in (D, size))
+    text = text.replace(f"{of_keys} v", f"{of_values} v").replace(f"float[B,{kv},P,{D}] pv", f"float[B,{kv},P,{size}] pv")
+    text = text.replace(f"[B,{kv},N,{D}] nv", f"[B,{kv},N,{size}] nv")
+    y = (f"float[B,S,{H * D}] y", f"float[B,S,{H * size}] y") if packed else (f"S,{D}] y", f"S,{size}] y")
+    model = lowered(text.replace(*y))
+    feeds = random_feeds(model)
+    heads = {"q_num_heads": H, "kv_num_heads": kv} if packed else {}
+    operands = [feeds["q"], feeds["k"], feeds["v"], None, feeds.get("pk"), feeds.get("pv")]
+    wanted = reference("Attention", operands, {"scale": 0.25, **heads})
+    for found, w in zip(run(model, feeds), wanted, strict=False):
+        np.testing.assert_allclose(found, w, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("kv", [H, G])
 @pytest.mark.parametrize("past", [0, 1, P])
