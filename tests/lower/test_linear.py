@@ -170,3 +170,17 @@ class TestCuda:
         }}"""
         made = case(text, {"w": weight(rng, N, K)[:N]}).lower("cuda:sm90")
         assert len(made.model.to_proto().graph.initializer) == 1
+
+
+def test_branches_are_lowered_too(case, rng):
+    text = f"""g (bool c, float[B,S,{K}] x) => (float[B,S,{N}] y) {{
+        y = If (c) <
+            then_branch = t () => (float[B,S,{N}] p) {{ p = onnxfuse.Linear <activation="silu"> (x, w) }},
+            else_branch = e () => (float[B,S,{N}] q) {{ q = onnxfuse.Linear <norm="rms"> (x, w) }}
+        >
+    }}"""
+    made = case(text, {"w": weight(rng, N, K)}).lower()
+    inner = [[n.op for n in made.model.graph.nodes[0].attrs[b].nodes] for b in ("then_branch", "else_branch")]
+    assert inner == [["Transpose", "MatMul", "QuickGelu"], ["SimplifiedLayerNormalization", "Transpose", "MatMul"]]
+    for choice in (True, False):
+        made.check({"c": np.array(choice), "x": weight(rng, 2, 5, K)})
