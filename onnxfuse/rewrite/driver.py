@@ -136,10 +136,16 @@ class _Pass:
         self.inference = inference
         self.report = report
         self.searches: dict[str, Search] = {}
-        self.refused: set[tuple[str, int]] = set()
+        self.refused: dict[tuple[str, Node], Attempt] = {}
         self.limit = APPLICATIONS_PER_NODE * len(graph.nodes) + 100
 
     def run(self) -> None:
+        self.passes()
+        # A refusal stands if it was not overcome later (the other reader of a weight may have gone).
+        self.scope.refresh()
+        self.report.refused += [a for a in self.refused.values() if a.root in self.scope.position]
+
+    def passes(self) -> None:
         dirty: set[Node] | None = None
         applied_at_start = len(self.report.applied)
         while True:
@@ -159,7 +165,8 @@ class _Pass:
                     hint="disable one of them with --disable",
                 )
             self.scope.refresh()
-            dirty = self.reached(touched)
+            # What was refused is tried again: a reason may go far away, as with readers of one weight.
+            dirty = self.reached(touched) | {root for _, root in self.refused}
 
     def index(self) -> dict[OpKey, list[Program]]:
         """Rules that may match in this graph, by root op, best first."""
@@ -197,7 +204,7 @@ class _Pass:
             for program in programs:
                 if dirty is not None and node not in dirty and not program.extra_outputs:
                     continue
-                if (program.id, node) in grouped or (program.id, id(node)) in self.refused:
+                if (program.id, node) in grouped:
                     continue
                 match = find(program, self.scope, node, self.tracer, self.search(program))
                 if match is None or (match.rule, match.output_values()[0].name) in self.exclude_sites:
@@ -206,8 +213,6 @@ class _Pass:
                 if match.members:
                     for member in match.members:
                         grouped.add((program.id, member[program.outputs[0]].inputs[0]))
-                if self.tracer is None:
-                    break
         found.sort(key=lambda item: item[:3])
         return [item[3] for item in found]
 
@@ -241,6 +246,7 @@ class _Pass:
             before = {id(v) for node in match.nodes for v in (*node.inputs, *node.outputs)}
             sources: list[Value] = [v for node in match.nodes for v in node.inputs]
             removed_names = tuple(view.describe(n) for n in match.nodes)
+            self.refused.pop((match.rule, match.root), None)
             dead = commit(built, self.scope)
             self.report.applied.append(
                 Applied(
@@ -285,12 +291,8 @@ class _Pass:
             edit.sort(self.graph)
 
     def refuse(self, match: Match, failure: Failure) -> None:
-        key = (match.rule, id(match.root))
-        if key in self.refused:
-            return
-        self.refused.add(key)
         attempt = Attempt(match.rule, match.root, failure)
-        self.report.refused.append(attempt)
+        self.refused[match.rule, match.root] = attempt
         if self.tracer is not None:
             self.tracer.attempts[match.rule, match.root] = attempt
 

@@ -124,6 +124,50 @@ def test_the_report_names_what_was_removed_and_added(attempt) -> None:
     assert applied.removed == ("Neg `a`", "Exp `b`") and applied.added == ("Relu `b`",)
 
 
+def test_a_refused_match_leaves_its_root_to_the_next_rule(attempt) -> None:
+    wrong = """
+inputs: {x: {}}
+nodes:
+  y: {op: Neg, in: [x]}
+outputs: [y]
+priority: 5
+rewrite:
+  node: {op: ReduceMean, in: [x], attrs: {keepdims: 0}, out: [y]}
+"""
+    tried = attempt([wrong, one("Neg", "Abs")], "y = Neg (x)")
+    assert tried.ops == ["Abs"] and [a.rule for a in tried.report.applied] == ["second"]
+
+
+def test_a_refusal_is_taken_back_when_its_reason_goes(attempt) -> None:
+    scale = """
+inputs:
+  x: {shape: [..., K]}
+  w: {const: true, shape: [K, N]}
+nodes:
+  s: {op: Mul, in: [x, 2]}
+  y: {op: MatMul, in: [s, w]}
+outputs: [y]
+rewrite:
+  weights: {folded: {fn: scale, of: [w], value: 2.0}}
+  node: {op: MatMul, in: [x, folded], out: [y]}
+"""
+    other = """
+inputs: {x: {}, w: {}}
+nodes:
+  r: {op: Relu, in: [x]}
+  y: {op: MatMul, in: [r, w]}
+outputs: [y]
+rewrite:
+  node: {op: Relu, in: [x], out: [y]}
+"""
+    nodes = "s = Mul (x, two)\ny = MatMul (s, w)\nr = Relu (x)\nz = MatMul (r, w)"
+    weights = "float two = {2}, float[128,128] w"
+    alone = attempt(scale, nodes, inputs="float[4,128] x", outputs="y, z", weights=weights)
+    assert alone.count == 0 and [a.failure.id for a in alone.report.refused] == ["rewrite.weights.folded"]
+    both = attempt([scale, other], nodes, inputs="float[4,128] x", outputs="y, z", weights=weights)
+    assert both.report.counts() == {"first": 1, "second": 1} and both.report.refused == []
+
+
 def test_tracing_changes_nothing(rule_set) -> None:
     found = rule_set(one("Neg", "Exp"), two("Exp", "Tanh", "Sin"))
     text = "g (float[4] x) => (y) { a = Neg (x) b = Tanh (a) y = Relu (b) }"
