@@ -10,7 +10,7 @@ from onnxfuse.graph.ir import Node, Value, is_empty
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.search import Search
 from onnxfuse.match.trace import Failure, Kind, Phase, Tracer
-from onnxfuse.rules.patterns import OpPattern
+from onnxfuse.rules.patterns import OpKey
 from onnxfuse.rules.program import Program
 
 
@@ -70,10 +70,19 @@ def find(
 
 
 def _root_value(program: Program, root: Node) -> Value | None:
-    name = program.outputs[0]
-    maker = program.makers[name]
-    index = maker.out.index(name) if isinstance(maker, OpPattern) and name in maker.out else 0
+    index = program.root_index
     return root.outputs[index] if index < len(root.outputs) and not is_empty(root.outputs[index]) else None
+
+
+def is_hopeless(program: Program, key: OpKey, made_by: set[OpKey]) -> bool:
+    """Whether a root of op `key`, whose operands are made by the given ops, cannot match: decided without a search."""
+    for alternative in program.root_operands.get(key, ((),)):
+        for wanted in alternative:
+            if wanted.isdisjoint(made_by):
+                break
+        else:
+            return False
+    return True
 
 
 def _nodes(envs: list[dict[Any, Any]], scope: Scope) -> list[Node]:

@@ -15,7 +15,7 @@ from onnxfuse.graph import edit, shapes, view
 from onnxfuse.graph.ir import Graph, Node, Value
 from onnxfuse.graph.model import Model
 from onnxfuse.match import checks
-from onnxfuse.match.find import Match, find
+from onnxfuse.match.find import Match, find, is_hopeless
 from onnxfuse.match.scope import Scope, Target
 from onnxfuse.match.search import Search
 from onnxfuse.match.trace import Attempt, Failure, Phase, Tracer
@@ -198,11 +198,15 @@ class _Pass:
         found: list[tuple[int, str, int, Match]] = []
         grouped: set[tuple[str, Node]] = set()
         for position, node in enumerate(self.graph.nodes):
-            programs = index.get((view.domain(node), node.op))
+            key = (view.domain(node), node.op)
+            programs = index.get(key)
             if programs is None:
                 continue
+            made_by = {(view.domain(v.inputs[0]), v.inputs[0].op) for v in node.inputs if v.inputs}
             for program in programs:
                 if dirty is not None and node not in dirty and not program.extra_outputs:
+                    continue
+                if self.tracer is None and is_hopeless(program, key, made_by):
                     continue
                 if (program.id, node) in grouped:
                     continue

@@ -26,7 +26,7 @@ from onnxfuse.rules.patterns import (
     operands_of,
     parts,
 )
-from onnxfuse.rules.reach import path_up, reached_values, required, roots
+from onnxfuse.rules.reach import Operands, path_up, reached_values, required, root_operands, roots
 
 DOMAINS = {"std": "onnxfuse.std", "ms": "com.microsoft", "ai.onnx": ""}
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or", "Xor", "Equal", "Sum", "Mean"})
@@ -40,6 +40,8 @@ class Program:
 
     Attributes:
         roots: the ops that the root's producer can be.
+        root_operands: for each of them, what its operands must be made by.
+        root_index: which output of the root node the first output is.
         required: ops that every match contains.
         inputs: checks of the leaf values.
         makers: value name → the pattern node that makes it (several names for several outputs).
@@ -50,6 +52,8 @@ class Program:
     source: Any
     priority: int
     roots: frozenset[OpKey]
+    root_operands: dict[OpKey, list[Operands]]
+    root_index: int
     required: frozenset[OpKey]
     inputs: dict[str, Checks]
     makers: dict[str, Pattern]
@@ -106,6 +110,8 @@ def compile_rule(rule: spec.Rule, source: Any) -> Program:
         source=source,
         priority=rule.priority if rule.priority is not None else _op_count(makers),
         roots=frozenset(roots(rule.outputs[0], makers, set())),
+        root_operands=root_operands(rule.outputs[0], makers),
+        root_index=root.out.index(rule.outputs[0]) if isinstance(root, OpPattern) else 0,
         required=frozenset(required(rule.outputs[0], makers, ())),
         inputs=inputs,
         makers=makers,

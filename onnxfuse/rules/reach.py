@@ -33,6 +33,51 @@ def roots(name: str, makers: dict[str, Pattern], seen: set[str]) -> Iterable[OpK
             yield from roots(part.other, makers, seen)
 
 
+#: What a root's operands must be made by: one set of ops for each operand that is surely computed.
+Operands = tuple[frozenset[OpKey], ...]
+
+
+def root_operands(name: str, makers: dict[str, Pattern], above: tuple[str, ...] = ()) -> dict[OpKey, list[Operands]]:
+    """For each op that can make the value, its alternatives. Tells most roots apart without a search."""
+    found: dict[OpKey, list[Operands]] = {}
+    pattern = makers.get(name)
+    for part in parts(pattern) if pattern is not None else ():
+        if isinstance(part, OpPattern):
+            sets = (_producers(o.name, makers, ()) for o in part.operands if o.kind == VALUE and not o.optional)
+            found.setdefault((part.domain, part.op), []).append(tuple(s for s in sets if s is not None))
+        elif isinstance(part, ChainPattern):
+            found.setdefault(("", part.op), []).append(())
+        other = part.other if isinstance(part, SamePattern) else None
+        if isinstance(part, OpPattern) and part.optional:
+            other = part.operands[0].name
+        if other is not None and other not in above:
+            for key, alternatives in root_operands(other, makers, (*above, name)).items():
+                found.setdefault(key, []).extend(alternatives)
+    return found
+
+
+def _producers(name: str, makers: dict[str, Pattern], above: tuple[str, ...]) -> frozenset[OpKey] | None:
+    """The ops that can make the value; None if it may be anything."""
+    if name not in makers or name in above:
+        return None
+    found: set[OpKey] = set()
+    for part in parts(makers[name]):
+        if isinstance(part, AnyPattern):
+            continue
+        if isinstance(part, ChainPattern):
+            found.add(("", part.op))
+            continue
+        if isinstance(part, OpPattern):
+            found.add((part.domain, part.op))
+        other = part.other if isinstance(part, SamePattern) else part.operands[0].name if part.optional else None
+        if other is not None:
+            below = _producers(other, makers, (*above, name))
+            if below is None:
+                return None
+            found |= below
+    return frozenset(found)
+
+
 def required(name: str, makers: dict[str, Pattern], above: tuple[str, ...]) -> set[OpKey]:
     """Ops in every match of the value (a set that is too small only costs time)."""
     if name not in makers or name in above:
