@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxfuse.analysis import expr
 from onnxfuse.analysis.expr import Elem, Expr, Int, Lit, Op
-from onnxfuse.analysis.poly import Poly, product
+from onnxfuse.analysis.poly import Index, Poly, product
 from onnxfuse.analysis.sizes import Sizes, UnknownSizeError, attr, axes_of, dtype_of
 from onnxfuse.graph import consts, types, view
 from onnxfuse.graph.ir import Constant, Node, Value
@@ -25,6 +25,9 @@ _LARGEST_TABLE = 1 << 26
 _LARGEST_PATTERN = 1 << 22
 _LARGEST_ROW = 1024
 
+#: No mask or rotation is this many nodes deep.
+_DEEPEST = 120
+
 Position = tuple[Poly, ...]
 
 
@@ -33,22 +36,32 @@ class NotProvedError(Exception):
 
 
 class Elements:
-    """Elements of the values of one graph. Results are remembered; make a new object after the graph has changed."""
+    """Elements of the values of one graph. Results are remembered; make a new object after the graph has changed.
 
-    def __init__(self, sizes: Sizes | None = None) -> None:
-        self.sizes = sizes or Sizes(self)
+    Args:
+        present: sizes taken to be at least 1 (those of the tensor whose elements are asked for: one without elements
+            has nothing to be wrong about).
+    """
+
+    def __init__(self, present: frozenset[Poly] = frozenset()) -> None:
+        self.sizes = Sizes(self, present)
         self._known: dict[tuple[int, Position], Expr] = {}
         self._patterns: dict[int, tuple | None] = {}
         self._columns: dict[int, list[int]] = {}
         self._alive: list[Value] = []
+        self._depth = 0
 
     def at(self, value: Value, index: Position) -> Expr:
         """The element of `value` at `index` (one polynomial an axis, each within its size)."""
         key = (id(value), index)
         if key not in self._known:
+            if self._depth >= _DEEPEST:
+                return Elem(value, index)
             self._alive.append(value)
             self._known[key] = Elem(value, index)  # what a cycle would see
+            self._depth += 1
             self._known[key] = self._derive(value, index)
+            self._depth -= 1
         return self._known[key]
 
     def _derive(self, value: Value, index: Position) -> Expr:
@@ -68,7 +81,7 @@ class Elements:
         number = consts.scalar(value)
         if number is not None:
             return expr.num(number)
-        if consts.dtype_of(value) in (None, "string") or consts.size_of(value) > _LARGEST_TABLE:
+        if not self._is_table(value):
             return Elem(value, index)
         known = [p.constant for p in index]
         if all(i is not None for i in known):
@@ -89,6 +102,12 @@ class Elements:
         if width is not None:
             condition = expr.and_(condition, expr.ge(column - row - diagonal + width - 1))
         return expr.where(condition, expr.num(inside), expr.num(outside))
+
+    @staticmethod
+    def _is_table(value: Value) -> bool:
+        if not isinstance(value, Constant) or consts.dtype_of(value) in (None, "string"):
+            return False
+        return consts.size_of(value) <= _LARGEST_TABLE
 
     def _first_equal(self, value: Constant, index: Position) -> Position:
         """The index with its last position moved to the first column with the same numbers, so that elements of equal
@@ -160,6 +179,8 @@ class Elements:
             return self._gather_nd(node, index)
         if op == "Concat":
             return self._concat(node, index)
+        if op == "CumSum":
+            return self._cumulative_sum(node, index)
         if op == "Split":
             return self._split(node, value, index)
         if op == "Trilu":
@@ -286,6 +307,9 @@ class Elements:
         rank, inner = len(self.sizes.of(data)), len(self.sizes.of(positions))
         axis = attr(node, "axis", 0) % rank
         where = self.at(positions, index[axis : axis + inner])
+        if not isinstance(where, Int) and axis < rank - 1 and self._is_table(data):
+            # Unknown rows of a stored table (cos_cached[position_ids]): equal columns are equal in each of them.
+            return Elem(node.outputs[0], self._first_equal(data, index))
         picked = self._in_range(where, self.sizes.of(data)[axis])
         return self.at(data, (*index[:axis], picked, *index[axis + inner :]))
 
@@ -310,15 +334,39 @@ class Elements:
 
     def _concat(self, node: Node, index: Position) -> Expr:
         axis = attr(node, "axis", 0) % len(index)
+        return self._piece(list(node.inputs), axis, index)
+
+    def _piece(self, pieces: list[Value], axis: int, index: Position) -> Expr:
+        """The element of the concatenated pieces at an index."""
         position = index[axis]
-        for piece in node.inputs:
+        for number, piece in enumerate(pieces):
             size = self.sizes.of(piece)[axis]
             if (size - 1 - position).never_negative():
                 return self.at(piece, (*index[:axis], position, *index[axis + 1 :]))
-            position = position - size
-            if not position.never_negative():
-                raise NotProvedError
+            rest = position - size
+            if not rest.never_negative():
+                if size != 1 or not position.never_negative():
+                    raise NotProvedError
+                # One element, then the others: its position is 0 exactly when it is chosen.
+                first = self.at(piece, (*index[:axis], Poly.of(0), *index[axis + 1 :]))
+                others = self._piece(pieces[number + 1 :], axis, (*index[:axis], rest, *index[axis + 1 :]))
+                return _first_or(position, first, others)
+            position = rest
         raise NotProvedError
+
+    def _cumulative_sum(self, node: Node, index: Position) -> Expr:
+        """The running sum of elements that are all the same number."""
+        sizes = self.sizes.of(node.inputs[0])
+        axis = expr.literal(self.at(node.inputs[1], ()))
+        if axis is None:
+            raise NotProvedError
+        axis = int(axis) % len(index)
+        anywhere = Index(f"summed_{len(self._known)}", sizes[axis])
+        step = self.at(node.inputs[0], (*index[:axis], Poly.of(anywhere), *index[axis + 1 :]))
+        if not isinstance(step, Int) or anywhere in step.poly.atoms():
+            raise NotProvedError
+        count = sizes[axis] - index[axis] if attr(node, "reverse", 0) else index[axis] + 1
+        return Int(step.poly * (count - 1 if attr(node, "exclusive", 0) else count))
 
     def _split(self, node: Node, value: Value, index: Position) -> Expr:
         axis = attr(node, "axis", 0) % len(index)
@@ -436,6 +484,18 @@ def _quotient(a: Expr, b: Expr) -> Expr:
         whole = abs(int(x)) // abs(int(y))
         return expr.num(whole if (x < 0) == (y < 0) else -whole)
     return expr.arithmetic("Div", a, b)
+
+
+def _first_or(position: Poly, first: Expr, others: Expr) -> Expr:
+    """`first` where the position (≥ 0) is 0, else `others`; just `others` when that has the same value at 0."""
+    atoms = position.atoms()
+    if isinstance(first, Int) and isinstance(others, Int) and len(atoms) == 1:
+        (atom,) = atoms
+        if position == Poly.of(atom) and others.poly.substitute({atom: Poly.of(0)}) == first.poly.substitute(
+            {atom: Poly.of(0)}
+        ):
+            return others
+    return expr.where(expr.eq(position), first, others)
 
 
 def _negated(e: Expr) -> Expr:

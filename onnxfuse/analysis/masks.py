@@ -17,7 +17,7 @@ from onnxfuse.analysis import expr
 from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.expr import Elem, Expr, Lit, Op, Sign
 from onnxfuse.analysis.poly import Atom, Index, Poly
-from onnxfuse.analysis.sizes import Sized, UnknownSizeError, dtype_of
+from onnxfuse.analysis.sizes import Sized, UnknownSizeError, dtype_of, present_in
 from onnxfuse.graph import types
 from onnxfuse.graph.ir import Value
 
@@ -168,6 +168,9 @@ def lowest_fill(dtype: str | None) -> float:
 def analyze(mask: Value, elements: Elements | None = None) -> MaskFacts | None:
     """The facts of a mask of rank 1 to 4; None when its sizes are unknown."""
     elements = elements or Elements()
+    present = present_in(mask)
+    if not present <= elements.sizes.present:
+        elements = Elements(present)
     try:
         sizes = elements.sizes.of(mask)
     except UnknownSizeError:

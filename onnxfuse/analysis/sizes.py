@@ -55,9 +55,15 @@ class UnknownSizeError(Exception):
 
 
 class Sizes:
-    """Sizes of the values of one graph, derived from the graph inputs where that is possible."""
+    """Sizes of the values of one graph, derived from the graph inputs where that is possible.
 
-    def __init__(self, elements: Elements) -> None:
+    Args:
+        elements: for sizes that are computed.
+        present: sizes taken to be at least 1, because what is asked is about elements along them.
+    """
+
+    def __init__(self, elements: Elements, present: frozenset[Poly] = frozenset()) -> None:
+        self.present = present
         self._elements = elements
         self._known: dict[int, Sized | None] = {}
         self._alive: list[Value] = []
@@ -76,6 +82,9 @@ class Sizes:
     def _derive(self, value: Value) -> Sized | None:
         if isinstance(value, Constant):
             return tuple(Poly.of(int(d)) for d in consts.shape_of(value))
+        plain = self._plain(value)
+        if plain is not None:
+            return plain
         node = view.producer(value)
         if node is not None and view.domain(node) == "":
             try:
@@ -85,6 +94,14 @@ class Sizes:
             if found is not None:
                 return found
         return declared(value)
+
+    def _plain(self, value: Value) -> Sized | None:
+        """The inferred sizes, if they are made of named sizes only. What contains more (the smaller of a buffer's and a
+        sequence's length, say) is derived anew, with the assumption of `clamped`."""
+        if value.shape is None or any((isinstance(d, Dim) and not _named(d)) or d is None for d in value.shape):
+            return None
+        sizes = [poly_of_dim(d) for d in value.shape]
+        return tuple(s for s in sizes if s is not None) if all(s is not None for s in sizes) else None
 
     def _through(self, node: Node, value: Value) -> Sized | None:
         op, ins = node.op, node.inputs
@@ -242,7 +259,7 @@ class Sizes:
                 raise UnknownSizeError
         if not bound.never_negative():
             raise UnknownSizeError
-        if (size - bound).never_negative():
+        if (size - bound).never_negative() or (bound == 1 and size in self.present):
             return bound
         if (bound - size).never_negative():
             return size
@@ -307,6 +324,31 @@ def poly_of_dim(dim: Any) -> Poly | None:
             term = term * Poly.of(atom.args[0] if atom.kind == "symbol" else atom.key)
         total = total + term
     return total
+
+
+def present_in(value: Value) -> frozenset[Poly]:
+    """The named sizes that are at least 1 wherever the value has any elements: a product, a broadcast and a minimum are
+    0 as soon as one of their parts is."""
+    found: set[Poly] = set()
+
+    def visit(dim: Any) -> None:
+        if not isinstance(dim, Dim) or len(dim.terms) != 1:
+            return
+        ((monomial, _),) = dim.terms
+        for atom in monomial:
+            if atom.kind == "symbol":
+                found.update({Poly.of(str(atom))})
+            elif atom.kind in ("broadcast", "min"):
+                for part in atom.args:
+                    visit(part)
+
+    for dim in value.shape or ():
+        visit(dim)
+    return frozenset(found)
+
+
+def _named(dim: Dim) -> bool:
+    return all(atom.kind == "symbol" for monomial, _ in dim.terms for atom in monomial)
 
 
 def attr(node: Node, name: str, default: Any) -> Any:
