@@ -25,7 +25,7 @@ class CProblem(ctypes.Structure):
 
 class CPlan(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int32) for n in
-                ("path", "variant", "stages", "cluster_m", "cluster_n", "raster", "row_stats", "trigger",
+                ("path", "variant", "stages", "cluster_m", "cluster_n", "raster", "row_stats", "lead",
                  "overlap")]
 
 
@@ -38,16 +38,16 @@ class Plan:
     cluster_n: int = 1
     raster: int = 8
     row_stats: int = 0
-    trigger: int = -1
+    lead: int = 0
     overlap: int = 1
 
     def c(self) -> CPlan:
         return CPlan(PATHS[self.path], self.variant, self.stages, self.cluster_m, self.cluster_n, self.raster,
-                     self.row_stats, self.trigger, self.overlap)
+                     self.row_stats, self.lead, self.overlap)
 
     def __str__(self) -> str:
         return (f"{self.path}{self.variant} s{self.stages} c{self.cluster_m}x{self.cluster_n} r{self.raster}"
-                f"{' stats' if self.row_stats else ''}{f' t{self.trigger}' if self.trigger >= 0 else ''}"
+                f"{' stats' if self.row_stats else ''}{f' l{self.lead}' if self.lead >= 0 else ''}"
                 f"{'' if self.overlap else ' plain'}")
 
 

@@ -11,7 +11,7 @@ namespace {
 
 bool separate_stats(const LinearProblem& p, const Plan& plan) {
   if (p.norm == Norm::kNone || p.k == 0) return false;  // K = 0: nothing to normalise, the product is zero
-  return plan.path != Path::kStream || plan.row_stats != 0;
+  return plan.path == Path::kGeneric || plan.row_stats != 0;
 }
 
 }  // namespace

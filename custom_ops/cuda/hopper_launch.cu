@@ -29,7 +29,7 @@ constexpr int stream_stages_that_fit() {
 template <typename Tile>
 constexpr int stages_that_fit() {
   int stages = Tile::kMaxStages;
-  while (Tile::smem_bytes(stages) > kSharedMemory) --stages;
+  while (Tile::smem_bytes(stages) > kSharedMemory / Tile::kResident - (Tile::kResident - 1) * 1024) --stages;
   return stages;
 }
 
@@ -120,9 +120,9 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
   params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
   params.has_residual = p.residual != nullptr;
-  params.skew = std::max(0, std::min<int>({plan.lead, params.stages - 1, static_cast<int>((p.k + 63) / 64)}));
   params.prefetch_weight = p.weight_is_constant;
-  params.layer_norm = p.norm == Norm::kLayer, params.activation = p.activation;
+  params.x_pointer = p.x;
+  params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
   int device = 0, sm_count = 0;
   if (Status s = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
   if (Status s = cuda_status(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),

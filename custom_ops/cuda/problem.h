@@ -54,9 +54,8 @@ struct Plan {
   int32_t cluster_m = 1;  // kTile: CTAs that share a weight tile; kStream: CTAs that split K
   int32_t cluster_n = 1;  // kTile: CTAs that share a tile of x
   int32_t raster = 8;     // kTile: tile rows walked together, for L2 reuse
-  int32_t row_stats = 0;  // kStream: 1 takes the statistics in a kernel launched before, as kTile always does
-  int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start;
-                          // kTile: K blocks by which the second consumer warpgroup follows the first
+  int32_t row_stats = 0;  // 1: the norm's statistics come from a kernel launched before
+  int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start
   int32_t overlap = 1;    // 0: an ordinary launch, which waits for the preceding kernel
 };
 

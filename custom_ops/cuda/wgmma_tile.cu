@@ -24,7 +24,7 @@ Status launch(const TileParams& params, const Plan& plan, int sm_count, cudaStre
   const int ctas = params.cluster_m * params.cluster_n;
   const int64_t tiles_m = (params.m + Tile::kTileM * params.cluster_m - 1) / (Tile::kTileM * params.cluster_m);
   const int64_t tiles_n = (params.n + Tile::kOutN * params.cluster_n - 1) / (Tile::kOutN * params.cluster_n);
-  const int64_t resident = sm_count / ctas;  // a cluster has one CTA or two, the multiprocessors come in pairs
+  const int64_t resident = sm_count * Tile::kResident / ctas;  // a cluster has one CTA or two, the multiprocessors come in pairs
   const unsigned clusters = static_cast<unsigned>(std::min(tiles_m * tiles_n, resident));
   return launch_cluster(tile_kernel<Element, kMma, kGroups, kTileN, kGated>, dim3(clusters * ctas), Tile::kThreads,
                         Tile::smem_bytes(params.stages), ctas,

@@ -1,10 +1,11 @@
 // Many rows: persistent, warp-specialised tiles at the rate of the tensor cores.
 //
 // One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast; one or two consumer
-// warpgroups each own 64 x kMma rows of the tile. The second starts some K blocks after the first: while one is in
-// its epilogue the other still multiplies, and the producer is already loading the next tile.
-// Two warps of the producer's group gather what the epilogue needs (bias, column sums, row statistics) in shared
-// memory while the product runs. The residual travels through the same ring as extra stages. Results leave by
+// warpgroups each own 64 x kMma rows of the tile. They are not in lock step, and the producer is already
+// loading the next tile during their epilogues.
+// The norm's sums are taken by the consumers from the tile of x in shared memory while their wgmma runs, or come from
+// a kernel before. Two warps of the producer's group gather what else the epilogue needs (bias, column sums) in shared
+// memory. The residual travels through the same ring as extra stages. Results leave by
 // stmatrix and bulk stores.
 #pragma once
 
@@ -19,16 +20,17 @@ struct TileParams {
   CUtensorMap weight;    // as StreamParams; box rows (kTileN or kTileN / 2) / cluster_m
   CUtensorMap y;         // [M, n], box 64 x 64
   CUtensorMap residual;  // [M, n], box 64 x 64
+  const void* x_pointer;
   const void* bias;
   const float* colsum;
-  const RowStats* stats;  // [m]; null without norm
+  const RowStats* stats;  // [m], or null: taken here if there is a norm
   int m, n, k;
   int block;  // columns of a gate block (n if not interleaved)
   int stages, cluster_m, cluster_n, raster;
   int has_residual;
-  int skew;  // K blocks by which the second consumer warpgroup follows the first
   int prefetch_weight;
-  int layer_norm;
+  Norm norm;
+  float epsilon;
   Activation activation;
 };
 
@@ -46,6 +48,8 @@ struct TileShape {
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
   static constexpr int kStoreBytes = kGroups * 8192;
   static constexpr int kGathered = kTileM * 8 + kTileN * 8;  // RowStats[kTileM], bias[kTileN], colsum[kTileN]
+  // Small tiles leave room for a second CTA on the multiprocessor: its product runs beside this one's epilogue.
+  static constexpr int kResident = kGroups == 1 && !kGated ? 2 : 1;
   static constexpr int kMaxStages = 12;
   static constexpr int smem_bytes(int stages) {
     return 1024 + stages * kStageBytes + kStoreBytes + 2 * kGathered + stages * 16 + 32;
@@ -53,7 +57,8 @@ struct TileShape {
 };
 
 template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
-__global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __grid_constant__ TileParams p) {
+__global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThreads,
+                             TileShape<T, kMma, kGroups, kTileN, kGated>::kResident) void tile_kernel(const __grid_constant__ TileParams p) {
   using Tile = TileShape<T, kMma, kGroups, kTileN, kGated>;
   extern __shared__ uint8_t shared_raw[];
   const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
@@ -92,6 +97,7 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
     cluster_wait();
   }
 
+  const bool own_stats = p.norm != Norm::kNone && p.stats == nullptr;
   const int k_blocks = (p.k + 63) / 64;
   const int cluster_tiles_m = (p.m + Tile::kTileM * p.cluster_m - 1) / (Tile::kTileM * p.cluster_m);
   const int cluster_tiles_n = (p.n + Tile::kOutN * p.cluster_n - 1) / (Tile::kOutN * p.cluster_n);
@@ -196,8 +202,9 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
         float* const bias = reinterpret_cast<float*>(stats + Tile::kTileM);
         float* const sums = bias + kTileN;
         barrier_wait(gathered_empty + buffer * 8, (count / 2 & 1) ^ 1);
-        for (int i = thread; i < Tile::kTileM; i += 64)
-          stats[i] = p.stats != nullptr && row0 + i < p.m ? p.stats[row0 + i] : RowStats{1.0f, 0.0f};
+        if (!own_stats)
+          for (int i = thread; i < Tile::kTileM; i += 64)
+            stats[i] = p.stats != nullptr && row0 + i < p.m ? p.stats[row0 + i] : RowStats{1.0f, 0.0f};
         for (int i = thread; i < kTileN; i += 64) {
           const int half = kGated ? i / (kTileN / 2) : 0, column = column0 + (kGated ? i % (kTileN / 2) : i);
           int64_t packed = column;
@@ -205,7 +212,7 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
             packed = static_cast<int64_t>(column / p.block) * 2 * p.block + column % p.block + half * p.block;
           const bool inside = column < p.n;
           bias[i] = p.bias != nullptr && inside ? Numeric<T>::to_float(static_cast<const T*>(p.bias)[packed]) : 0.0f;
-          sums[i] = p.layer_norm && inside ? p.colsum[packed] : 0.0f;
+          sums[i] = p.norm == Norm::kLayer && inside ? p.colsum[packed] : 0.0f;
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(gathered_full + buffer * 8);
@@ -240,11 +247,35 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
   uint32_t phase = 0;
   float acc[kMma][kTileN / 2];
 
-  if (kGroups == 2 && p.skew > 0 && group == 1 && first_tile < tiles) named_barrier_sync(3, 256);
   for (int tile = first_tile; tile < tiles; tile += tile_step, ++count) {
     int row0, column0;
     locate(tile, row0, column0);
     const int group_row0 = row0 + group * kMma * 64;
+
+    // Eight threads share a row, 16 bytes each; a thread has every 16th row of its warpgroup.
+    constexpr int kStatRows = 4 * kMma;
+    const int stat_chunk = group_thread % 8, stat_row = group_thread / 8;
+    float sum[kStatRows], squares[kStatRows], shift[kStatRows];
+#pragma unroll
+    for (int i = 0; i < kStatRows; ++i) {
+      sum[i] = squares[i] = shift[i] = 0.0f;
+      const int row = group_row0 + stat_row + i * 16;
+      if (own_stats && p.norm == Norm::kLayer && row < p.m)
+        shift[i] = Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row) * p.k]);
+    }
+    auto add_stage = [&](uint32_t x, bool inside, auto shifted) {
+      uint4 values[kStatRows];
+#pragma unroll
+      for (int i = 0; i < kStatRows; ++i) {
+        const int row = stat_row + i * 16;
+        values[i] = load_shared_16(x + row * 128 + ((stat_chunk ^ (row & 7)) << 4));
+      }
+      // Past the end of K the tile holds zeros: nothing for RMS, wrong once shifted.
+      if (decltype(shifted)::value && !inside) return;
+#pragma unroll
+      for (int i = 0; i < kStatRows; ++i)
+        accumulate_row<T, decltype(shifted)::value>(values[i], shift[i], sum[i], squares[i]);
+    };
 
     int previous = 0;
     for (int kb = 0; kb < k_blocks; ++kb) {
@@ -259,17 +290,36 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
           Wgmma<T, kTileN>::issue(acc[i], wgmma_descriptor(x + i * 64 * 128) + kk * kDescriptorStepK16,
                                   wgmma_descriptor(weight) + kk * kDescriptorStepK16, kk > 0 || kb > 0);
       wgmma_commit();
+      if (own_stats) {
+        if (p.norm == Norm::kRms)
+          add_stage(x, true, BoolConstant<false>{});
+        else
+          add_stage(x, kb * 64 + stat_chunk * 8 < p.k, BoolConstant<true>{});
+      }
       wgmma_wait<1>();
       if (kb > 0) release(previous);
       previous = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
-      if (kGroups == 2 && kb + 1 == p.skew && group == 0 && tile == first_tile) named_barrier_arrive(3, 256);
     }
     wgmma_wait<0>();
     release(previous);
 
     const int buffer = count % 2;
-    const RowStats* const stats = reinterpret_cast<const RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
+    RowStats* const stats = reinterpret_cast<RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
+    if (own_stats) {
+#pragma unroll
+      for (int i = 0; i < kStatRows; ++i) {
+#pragma unroll
+        for (int offset = 1; offset < 8; offset *= 2) {
+          sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
+          squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], offset);
+        }
+        if (stat_chunk == 0)
+          stats[group * kMma * 64 + stat_row + i * 16] =
+              finish_row_stats(p.norm, sum[i], squares[i], shift[i], 1.0f / p.k, p.epsilon);
+      }
+      named_barrier_sync(group_barrier, 128);
+    }
     const float* const bias = reinterpret_cast<const float*>(stats + Tile::kTileM);
     barrier_wait(gathered_full + buffer * 8, count / 2 & 1);
     RowStats low[kMma], high[kMma];
@@ -303,7 +353,7 @@ __global__ __launch_bounds__(128 * (kGroups + 1), 1) void tile_kernel(const __gr
           }
         };
         auto normalised = [&](int first, int column, float(&v)[32]) {
-          if (p.layer_norm)
+          if (p.norm == Norm::kLayer)
             affine(BoolConstant<true>{}, first, column, v);
           else
             affine(BoolConstant<false>{}, first, column, v);
