@@ -32,7 +32,7 @@ REGISTRY: dict[str, Callable[..., Outcome]] = {}
 
 
 def predicate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Register a predicate under its function name. The docstring's lines ``of:``, ``holds:`` and ``results:`` are its reference."""
+    """Register a predicate under its function name. The docstring (`of:`, `holds:`, `results:`) is its reference."""
     REGISTRY[function.__name__] = function
     return function
 
@@ -46,7 +46,9 @@ def equal_constants(scope: Scope, first: Value, second: Value) -> Outcome:
         return Refused("two constants", "a computed value")
     if first is second:
         return {}
-    if consts.shape_of(first) != consts.shape_of(second) or not np.array_equal(consts.array(first), consts.array(second)):
+    if consts.shape_of(first) != consts.shape_of(second) or not np.array_equal(
+        consts.array(first), consts.array(second)
+    ):
         return Refused(f"the content of `{first.name}`", f"`{second.name}`")
     return {}
 
@@ -62,7 +64,9 @@ def filled_with(scope: Scope, value: Value, *, number: float) -> Outcome:
     if content.size == 0:
         return Refused(f"elements equal to {number}", "an empty tensor")
     first = float(content.reshape(-1)[0])
-    if not consts.close(first, float(number), consts.dtype_of(value)) or not bool((content == content.reshape(-1)[0]).all()):
+    if not consts.close(first, float(number), consts.dtype_of(value)) or not bool(
+        (content == content.reshape(-1)[0]).all()
+    ):
         return Refused(f"elements equal to {number}", f"`{value.name}`")
     return {}
 

@@ -101,11 +101,10 @@ class Failure:
     def text(self) -> str:
         """``expected …, found …`` in words, without the id."""
         found = self.found if self.found is not None else "nothing"
-        where = ""
-        if self.nodes:
-            where = " on " + ", ".join(view.describe(n) for n in self.nodes[:3] if n is not None and n.outputs)
-        elif self.values:
-            where = " for " + ", ".join(f"`{v.name}`" for v in self.values[:3] if v is not None)
+        # A node that a later rewrite took away has no outputs to be named by.
+        nodes = [view.describe(node) for node in self.nodes[:3] if node.outputs]
+        values = [f"`{value.name}`" for value in self.values[:3]]
+        where = f" on {', '.join(nodes)}" if nodes else f" for {', '.join(values)}" if values else ""
         wanted = f"expected {self.expected}, " if self.expected is not None else ""
         return f"{wanted}found {found}{where}"
 
