@@ -80,19 +80,24 @@ def test_cut_in_two() -> None:
     assert rotary.parts(x, rest, first, Elements()) is None
 
 
-def stored_table(columns: list[int], rows: int = 3) -> Value:
-    """A stored table, of which as many rows are read as x has."""
+FIRST_ROWS = "n = Shape <start=0, end=1> (x) t = Slice (table, zero, n, zero)"
+ANY_ROWS = "t = Gather (table, p)"
+
+
+def stored_table(columns: list[int], rows: int = 3, read: str = FIRST_ROWS) -> Value:
+    """Rows of a stored table."""
     numbers = ", ".join(str(10 * row + column) for row in range(rows) for column in columns)
     model = Model(parse_graph(
-        f"""g (float[S,4] x) => (float[S,4] t) <float[{rows},4] table = {{{numbers}}}, int64[1] zero = {{0}}>
-        {{ n = Shape <start=0, end=1> (x) t = Slice (table, zero, n, zero) }}""", 18,
+        f"""g (float[S,4] x, int64[S] p) => (float[S,4] t) <float[{rows},4] table = {{{numbers}}}, int64[1] zero = {{0}}>
+        {{ {read} }}""", 18,
     ))  # fmt: skip
     shapes.infer(model)
     return model.graph.outputs[0]
 
 
+@pytest.mark.parametrize("read", [FIRST_ROWS, ANY_ROWS])
 @pytest.mark.parametrize(("columns", "interleaved"), [([1, 2, 1, 2], 0), ([1, 1, 2, 2], 1)])
-def test_equal_columns_of_a_stored_table(columns: list[int], interleaved: int) -> None:
-    assert rotary.repeated(stored_table(columns), interleaved, Elements())
-    assert not rotary.repeated(stored_table(columns), 1 - interleaved, Elements())
-    assert not rotary.repeated(stored_table([1, 2, 1, 3]), 0, Elements())
+def test_equal_columns_of_a_stored_table(columns: list[int], interleaved: int, read: str) -> None:
+    assert rotary.repeated(stored_table(columns, read=read), interleaved, Elements())
+    assert not rotary.repeated(stored_table(columns, read=read), 1 - interleaved, Elements())
+    assert not rotary.repeated(stored_table([1, 2, 1, 3], read=read), 0, Elements())
