@@ -109,12 +109,6 @@ class Elements:
             return False
         return consts.size_of(value) <= _LARGEST_TABLE
 
-    @staticmethod
-    def _is_table(value: Value) -> bool:
-        if not isinstance(value, Constant) or consts.dtype_of(value) in (None, "string"):
-            return False
-        return consts.size_of(value) <= _LARGEST_TABLE
-
     def _first_equal(self, value: Constant, index: Position) -> Position:
         """The index with its last position moved to the first column with the same numbers, so that elements of equal
         columns (the two halves of a stored rotary table) compare equal."""

@@ -41,9 +41,8 @@ class Poly:
     def of(value: Poly | int | Atom) -> Poly:
         if isinstance(value, Poly):
             return value
-        if isinstance(value, int):
-            return Poly({(): value})
-        return Poly({(value,): 1})
+        known = _SMALL.get(value) if isinstance(value, int) else None
+        return known or Poly({(): value} if isinstance(value, int) else {(value,): 1})
 
     @staticmethod
     def parse(text: str) -> Poly:
@@ -201,6 +200,9 @@ class Poly:
         """Whether it is provably ≥ 0 for all sizes ≥ 0 and all indices in range."""
         bound = self.lower_bound()
         return bound is not None and all(c >= 0 for c in bound.terms.values())
+
+
+_SMALL: dict[Atom | int, Poly] = {number: Poly({(): number}) for number in range(-64, 257)}
 
 
 def product(factors: Iterable[Poly]) -> Poly:

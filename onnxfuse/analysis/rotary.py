@@ -1,7 +1,7 @@
 """What a rotary embedding is spelled with: rotated halves, interleaved pairs, tables whose halves are equal.
 
-Each question is answered element by element along the last axis (whose size must be known), so it does not matter
-whether halves were made by Slice, Split, Gather or by reshaping.
+Each question is answered for the elements of a pair at a free place j, so it does not matter whether halves were made by
+Slice, Split, Gather or by reshaping. The size of the last axis must be known.
 """
 
 from __future__ import annotations
@@ -21,19 +21,12 @@ def rotation(x: Value, rotated: Value, elements: Elements) -> int | None:
     if size is None or size % 2 or size != _last_size(rotated, elements):
         return None
     for interleaved in (0, 1):
-        if all(_is_partner(x, rotated, i, size, interleaved, elements) for i in range(size)):
+        first, second = _partners(size, interleaved)
+        if _element(rotated, first, elements) != _negative(_element(x, second, elements)):
+            continue
+        if _element(rotated, second, elements) == _element(x, first, elements):
             return interleaved
     return None
-
-
-def _is_partner(x: Value, rotated: Value, i: int, size: int, interleaved: int, elements: Elements) -> bool:
-    half = size // 2
-    if interleaved:
-        partner, negative = i ^ 1, i % 2 == 0
-    else:
-        partner, negative = (i + half) % size, i < half
-    found, wanted = _element(rotated, i, elements), _element(x, partner, elements)
-    return found == (Op("Neg", (wanted,)) if negative else wanted)
 
 
 def repeated(table: Value, interleaved: int, elements: Elements) -> bool:
@@ -41,22 +34,27 @@ def repeated(table: Value, interleaved: int, elements: Elements) -> bool:
     size = _last_size(table, elements)
     if size is None or size % 2:
         return False
-    step = 1 if interleaved else size // 2
-    firsts = range(0, size, 2) if interleaved else range(size // 2)
-    return all(_element(table, i, elements) == _element(table, i + step, elements) for i in firsts)
+    first, second = _partners(size, interleaved)
+    if _element(table, first, elements) == _element(table, second, elements):
+        return True
+    # The numbers of a constant are only seen one by one.
+    at = {Index("j", Poly.of(size // 2)): Poly.of(0)}
+    shift = (second - first).substitute(at)
+    firsts = (Poly.of(i) for i in (range(0, size, 2) if interleaved else range(size // 2)))
+    return all(_element(table, i, elements) == _element(table, i + shift, elements) for i in firsts)
 
 
-def every_second(x: Value, first: Value, second: Value, elements: Elements) -> bool:
-    """Whether `first` and `second` are the even and the odd elements of the last axis of x."""
+def every_second(x: Value, even: Value, odd: Value, elements: Elements) -> bool:
+    """Whether `even` and `odd` are the even and the odd elements of the last axis of x."""
     size = _last_size(x, elements)
-    if size is None or size % 2:
+    if size is None or size % 2 or any(_last_size(part, elements) != size // 2 for part in (even, odd)):
         return False
-    for part, shift in ((first, 0), (second, 1)):
-        if _last_size(part, elements) != size // 2:
-            return False
-        if any(_element(part, i, elements) != _element(x, 2 * i + shift, elements) for i in range(size // 2)):
-            return False
-    return True
+    first, second = _partners(size, interleaved=1)
+    place = Poly.of(Index("j", Poly.of(size // 2)))
+    return all(
+        _element(part, place, elements) == _element(x, where, elements)
+        for part, where in ((even, first), (odd, second))
+    )
 
 
 def parts(x: Value, first: Value, rest: Value, elements: Elements) -> int | None:
@@ -64,9 +62,21 @@ def parts(x: Value, first: Value, rest: Value, elements: Elements) -> int | None
     size, cut, left = (_last_size(v, elements) for v in (x, first, rest))
     if size is None or cut is None or left is None or cut + left != size:
         return None
-    same = all(_element(first, i, elements) == _element(x, i, elements) for i in range(cut))
-    same = same and all(_element(rest, i, elements) == _element(x, cut + i, elements) for i in range(left))
-    return cut if same else None
+    for part, length, shift in ((first, cut, 0), (rest, left, cut)):
+        place = Poly.of(Index("j", Poly.of(length)))
+        if _element(part, place, elements) != _element(x, place + shift, elements):
+            return None
+    return cut
+
+
+def _partners(size: int, interleaved: int) -> tuple[Poly, Poly]:
+    """The places of the two elements of pair j along the last axis."""
+    place = Poly.of(Index("j", Poly.of(size // 2)))
+    return (place * 2, place * 2 + 1) if interleaved else (place, place + size // 2)
+
+
+def _negative(e: Expr) -> Expr:
+    return Op("Neg", (e,))
 
 
 def _last_size(value: Value, elements: Elements) -> int | None:
@@ -78,11 +88,11 @@ def _last_size(value: Value, elements: Elements) -> int | None:
     return last if last is not None and 0 < last <= _LARGEST_HEAD else None
 
 
-def _element(value: Value, last: int, elements: Elements) -> Expr:
+def _element(value: Value, last: Poly, elements: Elements) -> Expr:
     """The element at a free position of the leading axes and at `last` of the last one."""
     sizes: Sized = elements.sizes.of(value)
     lead = tuple(
         Poly.of(0) if size == 1 else Poly.of(Index(f"i{len(sizes) - axis}", size))
         for axis, size in enumerate(sizes[:-1])
     )
-    return elements.at(value, (*lead, Poly.of(last)))
+    return elements.at(value, (*lead, last))

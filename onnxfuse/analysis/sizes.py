@@ -198,6 +198,9 @@ class Sizes:
 
     def content(self, value: Value) -> Sized:
         """The numbers in a rank-1 integer tensor. Raises UnknownSizeError."""
+        known = consts.ints(value)
+        if known is not None:
+            return tuple(Poly.of(n) for n in known)
         (length,) = self.of(value)
         if length.constant is None:
             raise UnknownSizeError(value.name)
