@@ -1,7 +1,7 @@
 """What a rotary embedding is spelled with: rotated halves, interleaved pairs, tables whose halves are equal.
 
-Each question is answered for the elements of a pair at a free place j, so it does not matter whether halves were made by
-Slice, Split, Gather or by reshaping. The size of the last axis must be known.
+Each question is answered for the elements of a pair at a free place j, so it does not matter whether halves were made
+by Slice, Split, Gather or by reshaping. The size of the last axis must be known.
 """
 
 from __future__ import annotations
