@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import onnx
 
 from onnxfuse import pipeline
+from onnxfuse.graph import files
 from onnxfuse.ops import functions
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.runtime import oracle
-from onnxfuse.runtime.session import cuda_works
+from onnxfuse.runtime.session import IN_MEMORY_LIMIT, cuda_works
 from onnxfuse.verify import Verdict, Verifier, offenders
+from onnxfuse.verify.check import weight_bytes
 
 #: Rounds of "find what is wrong, take it back, check again".
 MAX_ROUNDS = 5
@@ -86,7 +89,16 @@ class Builder:
         return proto
 
     def check(self, verifier: Verifier, built: pipeline.Build, only: Sequence[str] | None = None) -> Verdict:
-        return verifier.check(self.proto(built), base_dir=built.model.base_dir, only=only, must_run=self.at_home)
+        proto, base_dir = self.proto(built), built.model.base_dir
+        if weight_bytes(proto) <= IN_MEMORY_LIMIT:
+            return verifier.check(proto, base_dir=base_dir, only=only, must_run=self.at_home)
+        # ONNX Runtime maps a file, where a model in memory would be held several times.
+        with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
+            path = Path(folder) / "model.onnx"
+            files.write(proto, path, base_dir, external_data=True)
+            del proto
+            light = onnx.load(path, load_external_data=False)
+            return verifier.check(light, base_dir=Path(folder), only=only, must_run=self.at_home)
 
     def checked(self, verifier: Verifier, built: pipeline.Build) -> Checked:
         """Check a build, and take back what is wrong until the rest is right, or nothing more can be taken back."""

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,10 @@ log = logging.getLogger(__name__)
 FUSED_DOMAIN = "onnxfuse"
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-#: Above this many bytes a model is handed to ONNX Runtime as a file, since protobuf stops at 2 GiB.
-IN_MEMORY_LIMIT = 1_500_000_000
+#: Above this many bytes of weights a model should be handed to ONNX Runtime as a file.
+IN_MEMORY_LIMIT = 500_000_000
+#: Protobuf messages end at 2 GiB.
+PROTOBUF_LIMIT = 2_000_000_000
 
 _SHORT_NAMES = {"cpu": CPU, "cuda": CUDA}
 _LEVELS = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED",
@@ -265,14 +266,10 @@ class Runner:
 
 
 def _create(runtime: Any, proto: onnx.ModelProto, options: Any, providers: list[str]) -> Any:
-    if sum(len(t.raw_data) for t in proto.graph.initializer) <= IN_MEMORY_LIMIT:
-        return runtime.InferenceSession(proto.SerializeToString(), options, providers=providers)
-    with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
-        path = os.path.join(folder, "model.onnx")
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        onnx.save(copy, path, save_as_external_data=True, location="model.data")
-        return runtime.InferenceSession(path, options, providers=providers)
+    inside = sum(len(t.raw_data) for t in proto.graph.initializer)
+    if inside > PROTOBUF_LIMIT:
+        raise ModelError("the model is too big to be run from memory", hint="save it with external data")
+    return runtime.InferenceSession(proto.SerializeToString(), options, providers=providers)
 
 
 def _to_ort(value: np.ndarray) -> Any:

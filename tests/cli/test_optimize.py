@@ -242,3 +242,11 @@ def test_unfuse_gives_a_model_without_our_ops(cli, tiny: Path, tmp_path: Path) -
     assert not uses_domain(plain)
     x = np.ones((1, 2, 16), np.float32)
     assert np.allclose(Runner(plain).run({"x": x})["y"], Runner(onnx.load(tiny)).run({"x": x})["y"], atol=1e-5)
+
+
+def test_big_models_are_verified_from_a_file(monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path) -> None:
+    monkeypatch.setattr(reverting, "IN_MEMORY_LIMIT", 100)
+    result = onnxfuse.optimize(tiny, tmp_path / "out.onnx", target="cuda:sm90", external_data=True)
+    assert result.verdict is not None and result.verdict.status == "passed" and result.fused
+    assert (tmp_path / "out.onnx.data").is_file()
+    assert onnxfuse.session(tmp_path / "out.onnx", ["cpu"]).run(None, {"x": np.ones((1, 1, 16), np.float32)})
