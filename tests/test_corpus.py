@@ -33,8 +33,10 @@ QUANTIZED_TOLERANCE = 1e-3
 #: How much of each kind of block must be found, over the models of the corpus together (blocks that were native ops
 #: already count as kept).
 FOUND = {
-    "rmsnorm": 0.98, "layernorm": 0.98, "act_gelu_erf": 0.98, "act_gelu_tanh": 0.98, "act_silu": 0.98,
-    "swiglu": 0.98, "matmul_bias_act_gelu_erf": 0.98, "matmul_bias_act_gelu_tanh": 0.98, "matmul_bias_act_relu": 0.98,
+    "rmsnorm": 0.98, "layernorm": 0.98, "skip_rmsnorm": 0.95, "skip_layernorm": 0.95, "qk_norm_rmsnorm": 0.98,
+    "act_gelu_erf": 0.98, "act_gelu_tanh": 0.98, "act_quick_gelu": 0.98, "act_silu": 0.98, "act_relu": 0.98,
+    "swiglu": 0.98, "geglu": 0.98, "matmul": 0.98, "matmul_bias": 0.98, "matmul_bias_act_gelu_erf": 0.98,
+    "matmul_bias_act_gelu_tanh": 0.98, "matmul_bias_act_quick_gelu": 0.98, "matmul_bias_act_relu": 0.98,
     "qkv_shared_input_groups": 0.95, "rope": 0.98, "attention": 0.98,
 }  # fmt: skip
 
