@@ -142,3 +142,40 @@ def cut_in_two(scope: Scope, x: Value, first: Value, rest: Value) -> Outcome:
     """
     size = rotary.parts(x, first, rest, _elements(scope))
     return {"size": size} if size is not None else Refused(f"two parts of `{x.name}`", f"`{first.name}`, `{rest.name}`")
+
+
+@predicate
+def before_transpose(scope: Scope, perm: list[int], axes: list[int]) -> Outcome:
+    """of: the `perm` of a Transpose, axes of its result (a list or one)
+    holds: always
+    results: `axes`: the same axes in its operand
+    """
+    many = list(axes) if isinstance(axes, (list, tuple)) else [axes]
+    mapped = [perm[axis % len(perm)] for axis in many]
+    return {"axes": mapped if isinstance(axes, (list, tuple)) else mapped[0]}
+
+
+@predicate
+def without_axis(scope: Scope, perm: list[int], axes: list[int]) -> Outcome:
+    """of: the `perm` of a Transpose, one axis of its result that has size 1
+    holds: always
+    results: `axes`: that axis in the operand; `perm`: how the others are transposed
+    """
+    gone = [axis % len(perm) for axis in axes]
+    if len(gone) != 1:
+        return Refused("one axis", axes)
+    source = perm[gone[0]]
+    kept = [p - (p > source) for i, p in enumerate(perm) if i != gone[0]]
+    return {"axes": [source], "perm": kept}
+
+
+@predicate
+def split_sizes(scope: Scope, first: Value, second: Value, third: Value, axis: int) -> Outcome:
+    """of: three values, an axis
+    holds: their sizes along it are known
+    results: `sizes`: the list of them
+    """
+    sizes = [value.shape[axis] if value.shape is not None else None for value in (first, second, third)]
+    if not all(isinstance(size, int) for size in sizes):
+        return Refused("known sizes", sizes)
+    return {"sizes": sizes}
