@@ -108,7 +108,9 @@ class _Writer:
         self.weights: list[Constant] = []
         for node in nodes:
             for index, value in enumerate(node.inputs):
-                if isinstance(value, Constant) and value not in self.names and self._literal(node, index, value) is None:
+                if not isinstance(value, Constant) or value in self.names:
+                    continue
+                if self._literal(node, index, value) is None:
                     self.weights.append(value)
                     self._name(value, "w")
             for value in node.outputs:

@@ -56,13 +56,7 @@ def _attention_types(
         result[0] = TensorType(query.dtype, (batch, length, packed // 3 if isinstance(packed, int) else None))
         return
     if op == "MultiHeadAttention":
-        value = inputs[2] if len(inputs) > 2 else None
-        hidden = (
-            value.shape[-1]
-            if value is not None and value.shape is not None and len(value.shape) == 3
-            else query.shape[-1]
-        )
-        result[0] = TensorType(query.dtype, (batch, length, hidden))
+        _multi_head_types(inputs, heads, result)
         return
     key_heads = int(attrs.get("kv_num_heads", heads))
     if key is None:  # packed: query holds all heads of Q, K and V
@@ -75,3 +69,24 @@ def _attention_types(
         old = past.shape[2]
         total = old + length if isinstance(old, int) and isinstance(length, int) else None
         result[1] = result[2] = TensorType(past.dtype, (batch, key_heads, total, head))
+
+
+def _multi_head_types(inputs: Sequence[TensorType | None], heads: int, result: list[TensorType]) -> None:
+    """Output [B, S, hidden of V], then the present keys and values [B, heads, past + L, head]."""
+    query = inputs[0]
+    assert query is not None and query.shape is not None
+    batch, length = query.shape[0], query.shape[1]
+    key, value = (inputs[i] if len(inputs) > i else None for i in (1, 2))
+    flat = value is not None and value.shape is not None and len(value.shape) == 3
+    hidden = value.shape[-1] if flat else query.shape[-1]  # type: ignore[union-attr,index]
+    result[0] = TensorType(query.dtype, (batch, length, hidden))
+    keys = key.shape[1] if key is not None and key.shape is not None and len(key.shape) == 3 else length
+    for index in (1, 2):
+        if len(result) <= index:
+            break
+        past = inputs[5 + index] if len(inputs) > 5 + index else None
+        old = past.shape[2] if past is not None and past.shape is not None and len(past.shape) == 4 else 0
+        width = query.shape[-1] if index == 1 else hidden
+        head = width // heads if isinstance(width, int) and heads else None
+        total = old + keys if isinstance(old, int) and isinstance(keys, int) else None
+        result[index] = TensorType(query.dtype, (batch, heads or None, total, head))

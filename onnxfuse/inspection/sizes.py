@@ -180,7 +180,7 @@ class _Inference:
                 return [TensorType() for _ in node.output]
         if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in attributes.values()):
             return self._control_flow(node, attributes, sizes)
-        if domain == "com.microsoft" or node.op_type in ("SimplifiedLayerNormalization",):
+        if domain == "com.microsoft":
             plain = {name: onnx.helper.get_attribute_value(a) for name, a in attributes.items()}
             return contrib_types(node.op_type, inputs, plain, len(node.output))
         if domain:
@@ -244,10 +244,15 @@ class _Inference:
                 opset = max(opset, 16)  # the first version whose inference gives shapes
             schema = onnx.defs.get_schema(node.op_type, opset, "")
         except onnx.defs.SchemaError:
-            return unknown
+            # ONNX Runtime registers some of its ops in ONNX's domain, LayerNormalization before opset 17 among them.
+            plain = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            inputs = [sizes.types.get(n, TensorType()) if n else None for n in node.input]
+            return contrib_types(node.op_type, inputs, plain, len(node.output))
         types, data = {}, {}
         for name in node.input:
-            if name and sizes.types.get(name, TensorType()).dtype is not None:
+            if name and sizes.types.get(name, TensorType()).dtype is None:
+                return unknown
+            if name:
                 types[name] = _type_proto(sizes.types[name])
                 if name in sizes.values:
                     data[name] = numpy_helper.from_array(np.ascontiguousarray(sizes.values[name]), name)

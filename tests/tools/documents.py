@@ -1,8 +1,9 @@
 """Runs the commands of a Markdown page.
 
-A ```` ```console ```` block is run: lines after ``$ `` are commands, the lines below are what they must print, in order;
-``…`` stands for anything, a line of its own for any number of lines. ``# exit N`` after a command is its exit code (else
-0). A block after ``<!-- file: NAME -->`` is written to that file. ``<!-- not run: WHY -->`` skips the next block.
+A ```` ```console ```` block is run: lines after ``$ `` are commands, the lines below are what they must print, in
+order; ``…`` stands for anything, a line of its own for any number of lines. ``# exit N`` after a command is its exit
+code (else 0). A block after ``<!-- file: NAME -->`` is written to that file. ``<!-- not run: WHY -->`` skips the next
+block.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, helper
 
+from onnxfuse.cli import main
 from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.ops import functions
 from onnxfuse.verify import repro
@@ -148,3 +150,18 @@ def test_in_half_precision(feeds: dict) -> None:
     next(a for a in model.graph.node[9].attribute if a.name == "activation").s = b"silu"
     found = bisect(half(original()), functions.attach_functions(model, types), values, dtype="float16")
     assert found is not None and found.value == "x10" and found.cause == "rewrite" and found.runs <= 7
+
+
+def test_the_command(feeds: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, wrong, inputs, folder = (tmp_path / n for n in ("base.onnx", "fused.onnx", "in.npz", "repro"))
+    onnx.save(original(), base)
+    onnx.save(with_bad_kernel(PLANTED), wrong)
+    np.savez(inputs, **feeds)
+    arguments = ["verify", str(base), str(wrong), "--inputs", str(inputs), "--bisect", "--repro", str(folder), "--json"]
+    with pytest.raises(SystemExit) as stop:
+        main.main(arguments)
+    found = json.loads(capsys.readouterr().out)
+    assert stop.value.code == 1 and found["status"] == "failed"
+    place = found["divergence"]
+    assert (place["value"], place["rule"], place["cause"]) == (f"x{PLANTED + 1}", "linear-residual", "kernel")
+    assert place["runs"] <= 7 and repro.fails(folder, "float32")

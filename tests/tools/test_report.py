@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -133,3 +134,19 @@ def test_in_a_browser(page: str, tmp_path: Path, width: int) -> None:
     own = re.compile(r"https?://([\w-]+\.)*(google|googleapis|gstatic)\.com/")
     urls = set(re.findall(r'"url":"(https?://[^"]+)"', log.read_text()))
     assert [u for u in urls if not own.match(u)] == []
+
+
+def _corpus() -> list[Path]:
+    folder = os.environ.get("ONNXFUSE_CORPUS")
+    return sorted(Path(folder).glob("*.onnx")) if folder else []
+
+
+@pytest.mark.corpus
+@pytest.mark.slow
+@pytest.mark.skipif(not _corpus(), reason="ONNXFUSE_CORPUS names no folder of models")
+def test_every_model_of_the_corpus_has_a_page() -> None:
+    for path in _corpus():
+        found = gather(path, measure=False, verify=False)
+        assert render(found).endswith("</html>\n")
+        assert found.before is not None and found.after is not None
+        assert (found.before["unknown_sizes"], found.after["unknown_sizes"]) == (0, 0), path.name
