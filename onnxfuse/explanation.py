@@ -134,7 +134,7 @@ class Explanation:
 
 
 def explain(
-    model: str | os.PathLike | onnx.ModelProto,
+    model: str | os.PathLike[str] | onnx.ModelProto,
     options: pipeline.Options | None = None,
     *,
     rule: str | None = None,
@@ -345,7 +345,7 @@ def file_of(program: Program) -> str:
 
 def _fold(misses: Iterable[Miss]) -> list[Miss]:
     """Equal reasons of one rule become one miss; names inside backticks do not make a difference."""
-    groups: dict[tuple, Miss] = {}
+    groups: dict[tuple[Any, ...], Miss] = {}
     for miss in misses:
         reason = miss.reason
         words = _NAMES.sub("", f"{reason.expected} / {reason.found}")

@@ -116,9 +116,9 @@ def onnxfuse_model() -> Callable[..., FusedModel]:
     """
 
     def make(
-        model: str | os.PathLike | onnx.ModelProto,
+        model: str | os.PathLike[str] | onnx.ModelProto,
         target: str = "cpu",
-        rules: Iterable[str | os.PathLike] = (),
+        rules: Iterable[str | os.PathLike[str]] = (),
         **options: Any,
     ) -> FusedModel:
         from onnxfuse.optimizer import optimize

@@ -28,11 +28,13 @@ _PARAMETER_INPUTS = {
     "Squeeze": {1: "axes"}, "Split": {1: "split"}, "Slice": {1: "starts", 2: "ends", 3: "axes", 4: "steps"},
 }  # fmt: skip
 _SHORT_DOMAIN = {full: short for short, full in DOMAINS.items() if full}
+Shape = tuple[Any, ...]
+
 _RESERVED = {"y", "absent", "true", "false", "null", "in", "is"}
 
 
 def skeleton(
-    model: str | os.PathLike | onnx.ModelProto,
+    model: str | os.PathLike[str] | onnx.ModelProto,
     output: str,
     inputs: Sequence[str],
     *,
@@ -167,12 +169,12 @@ class _Writer:
             lines.append(f"  {self.names[value]}: {{{', '.join(parts)}}}")
         return lines
 
-    def _type(self, value: Value) -> tuple[str, tuple | None]:
+    def _type(self, value: Value) -> tuple[str, Shape | None]:
         if isinstance(value, Constant):
             return consts.dtype_of(value) or "float32", consts.shape_of(value)
         return value.dtype or "float32", value.shape
 
-    def _dims(self, value: Value, shape: tuple) -> list[str]:
+    def _dims(self, value: Value, shape: Shape) -> list[str]:
         """Weights by named dims, other tensors by their last one."""
         letters = [self.dims.setdefault(str(d), "KNMFGHIJ"[len(self.dims) % 8]) if d != 1 else "1" for d in shape[-2:]]
         if isinstance(value, Constant):
@@ -189,7 +191,7 @@ class _Writer:
             elif value in self.names:
                 shown.append(self.names[value])
             else:
-                shown.append(_yaml(self._literal(node, index, value)))  # type: ignore[arg-type]
+                shown.append(_yaml(self._literal(node, index, value)))
         if any(index < len(node.inputs) for index in _PARAMETER_INPUTS.get(node.op, {})):
             shown.append("...")
         return shown

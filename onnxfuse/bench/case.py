@@ -31,12 +31,14 @@ class Subject:
         proto: the model.
         level: graph optimizations of ONNX Runtime in its session.
         base_dir: folder of external data.
+        custom_ops: further custom-op libraries.
     """
 
     name: str
     proto: onnx.ModelProto
     level: str = "all"
     base_dir: Path | None = None
+    custom_ops: tuple[str, ...] = ()
 
 
 @dataclass
@@ -128,13 +130,19 @@ def run_case(
         result = results[subject.name]
         try:
             session = BoundSession(
-                subject.proto, feeds, provider=provider, level=subject.level, base_dir=subject.base_dir
+                subject.proto,
+                feeds,
+                provider=provider,
+                level=subject.level,
+                base_dir=subject.base_dir,
+                custom_ops=subject.custom_ops,
             )
             session.run()
             outputs = session.outputs()
             if cuda_graph:
                 session = BoundSession(
                     subject.proto, feeds, provider=provider, level=subject.level, base_dir=subject.base_dir,
+                    custom_ops=subject.custom_ops,
                     cuda_graph=True, outputs=outputs,
                 )  # fmt: skip
                 session.run()
@@ -157,6 +165,7 @@ def run_case(
             if results[subject.name].status == "ok":
                 results[subject.name].nodes = profile(
                     subject.proto, feeds, provider=provider, level=subject.level, base_dir=subject.base_dir,
+                    custom_ops=subject.custom_ops,
                     runs=profile_runs,
                 )  # fmt: skip
     sizes = {name: list(value.shape) for name, value in feeds.items()}
@@ -169,9 +178,13 @@ def _reference(subject: Subject, feeds: Mapping[str, np.ndarray], provider: str)
         onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name in halves for t in subject.proto.graph.initializer
     )
     if wide or any(v.dtype.name in halves for v in feeds.values()):
-        runner = oracle.runner(subject.proto, "float32", provider, base_dir=subject.base_dir)
+        runner = oracle.runner(
+            subject.proto, "float32", provider, base_dir=subject.base_dir, custom_ops=subject.custom_ops
+        )
         return runner.run(oracle.cast_feeds(feeds, "float32"))
-    return Runner(subject.proto, provider, level="none", base_dir=subject.base_dir).run(feeds)
+    return Runner(subject.proto, provider, level="none", base_dir=subject.base_dir, custom_ops=subject.custom_ops).run(
+        feeds
+    )
 
 
 def _judge(

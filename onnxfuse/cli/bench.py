@@ -21,6 +21,7 @@ from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, UsageError
 @sizes.shapes_option
 @click.option("--inputs", metavar="FILE.npz", help="Input values instead of generated ones.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of generated values.")
+@options.custom_ops_option
 @click.option("--cuda-graph", is_flag=True, help="Replay each form as one CUDA graph.")
 @click.option("--unoptimized", is_flag=True, help="Also time the first model without ONNX Runtime's optimizations.")
 @click.option(
@@ -44,6 +45,7 @@ def bench_command(
     shape_texts: tuple[str, ...],
     inputs: str | None,
     seed: int,
+    custom_ops: tuple[str, ...],
     cuda_graph: bool,
     unoptimized: bool,
     seconds: float,
@@ -73,7 +75,7 @@ def bench_command(
 
     if cuda_graph and provider != "cuda":
         raise UsageError("`--cuda-graph` needs `--provider cuda`")
-    subjects = _subjects(models, target or provider, unoptimized)
+    subjects = _subjects(models, target or provider, unoptimized, custom_ops)
     cases = _cases(subjects[0].proto, shape_texts, inputs, seed)
     results = []
     runs = 20 if profile or nodes else 0
@@ -102,24 +104,24 @@ def bench_command(
     return EXIT_OK if all(c.correct for c in results) else EXIT_FINDINGS
 
 
-def _subjects(models: tuple[str, ...], target: str, unoptimized: bool) -> list[Any]:
+def _subjects(models: tuple[str, ...], target: str, unoptimized: bool, custom_ops: tuple[str, ...]) -> list[Any]:
     from onnxfuse.bench import Subject
     from onnxfuse.graph import files
 
     first = Path(models[0])
     base = files.read_proto(first)
-    subjects = [Subject("ort", base, "all", first.resolve().parent)]
+    subjects = [Subject("ort", base, "all", first.resolve().parent, custom_ops)]
     if unoptimized:
-        subjects.append(Subject("ort-unoptimized", base, "none", first.resolve().parent))
+        subjects.append(Subject("ort-unoptimized", base, "none", first.resolve().parent, custom_ops))
     if len(models) == 1:
         from onnxfuse.optimizer import optimize
 
-        fused = optimize(first, target=target, verify=False)
-        subjects.append(Subject("onnxfuse", fused.model, "all"))
+        fused = optimize(first, target=target, verify=False, custom_ops=custom_ops)
+        subjects.append(Subject("onnxfuse", fused.model, "all", None, custom_ops))
     for name in models[1:]:
         path = Path(name)
         label = "onnxfuse" if len(models) == 2 else path.stem
-        subjects.append(Subject(label, files.read_proto(path), "all", path.resolve().parent))
+        subjects.append(Subject(label, files.read_proto(path), "all", path.resolve().parent, custom_ops))
     return subjects
 
 
@@ -143,7 +145,7 @@ def _print(case: Any, profiled: bool, nodes: int) -> None:
     from onnxfuse.runtime.profiling import by_op
 
     render.data("\n" + ", ".join(f"{n} {'x'.join(map(str, s))}" for n, s in case.sizes.items()))
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for s in case.subjects:
         if s.samples is None:
             rows.append((s.name, s.status, "", "", "", s.reason[:100]))

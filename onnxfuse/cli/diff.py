@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from onnxfuse.cli import options, render
@@ -41,11 +43,11 @@ def diff_command(before: str, after: str, no_blocks: bool, exit_code: bool, as_j
     return EXIT_FINDINGS if exit_code and not found.same else EXIT_OK
 
 
-def _numbers(counted: dict) -> dict[str, int]:
+def _numbers(counted: dict[str, Any]) -> dict[str, int]:
     return {key: n for key, n in counted.items() if isinstance(n, int)}
 
 
-def _print(found) -> None:  # type: ignore[no-untyped-def]
+def _print(found: Any) -> None:
     if found.same:
         render.data(f"the models are the same up to names ({found.nodes_before} nodes)")
         return

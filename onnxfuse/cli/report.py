@@ -19,6 +19,7 @@ from onnxfuse.errors import EXIT_OK
 )
 @click.option("--disable", multiple=True, metavar="RULE", help="A rule that must not fire; may be given several times.")
 @sizes.shapes_option
+@options.custom_ops_option
 @click.option("--no-bench", is_flag=True, help="Do not time the model.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the result with the original.")
 @click.option(
@@ -28,7 +29,8 @@ from onnxfuse.errors import EXIT_OK
 @options.verbosity_options
 def report_command(
     model: str, output: str | None, target: str, rule_paths: tuple[str, ...], disable: tuple[str, ...],
-    shape_texts: tuple[str, ...], no_bench: bool, no_verify: bool, seconds: float, as_json: bool, quiet: bool,
+    shape_texts: tuple[str, ...], custom_ops: tuple[str, ...],
+    no_bench: bool, no_verify: bool, seconds: float, as_json: bool, quiet: bool,
     verbose: int,
 ) -> int:  # fmt: skip
     """Write one HTML page about what fusing does to MODEL: blocks, rules, the model layer by layer, what was missed and
@@ -49,7 +51,7 @@ def report_command(
     with render.Progress(list(gather.STEPS), enabled=not quiet) as progress:
         content = gather.gather(
             model, target=target, rules=rule_paths, disable=disable, shapes=shape_texts, measure=not no_bench,
-            seconds=seconds, verify=not no_verify, version=__version__, progress=progress,
+            custom_ops=custom_ops, seconds=seconds, verify=not no_verify, version=__version__, progress=progress,
         )  # fmt: skip
     write_text(destination, html_report.render(content))
     if as_json:

@@ -56,8 +56,8 @@ def list_command(stage: str | None, rule_paths: tuple[str, ...], no_builtin: boo
                 for p in found]  # fmt: skip
         render.data_json({"schema": 1, "rules": rows})
     else:
-        rows = [(p.stage, p.id, p.priority, p.spec.summary) for p in found]
-        render.data(render.table(rows, ("stage", "rule", "priority", "what it does")))
+        lines = [(p.stage, p.id, p.priority, p.spec.summary) for p in found]
+        render.data(render.table(lines, ("stage", "rule", "priority", "what it does")))
     return EXIT_OK
 
 

@@ -11,6 +11,9 @@ from onnxfuse.diff.align import Alignment
 from onnxfuse.graph import consts, view
 from onnxfuse.graph.ir import Constant, Node
 
+Signature = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Ops removed, ops added, changes: what makes two regions alike."""
+
 Join = Callable[[Node | None, Node | None], None]
 
 
@@ -37,14 +40,14 @@ def op_name(node: Node) -> str:
 def changed_regions(alignment: Alignment, opset_before: int, opset_after: int) -> list[Region]:
     """All differences, equal ones folded, most frequent first (file order among equals)."""
     groups = _connected(alignment)
-    folded: dict[tuple, list[str]] = {}
+    folded: dict[Signature, list[str]] = {}
     for removed, added in groups:
         changes: tuple[str, ...] = ()
         if len(removed) == len(added) == 1 and op_name(removed[0]) == op_name(added[0]):
             changes = _changes(removed[0], added[0], opset_before, opset_after)
         signature = (tuple(map(op_name, removed)), tuple(map(op_name, added)), changes)
         folded.setdefault(signature, []).append((removed or added)[0].outputs[0].name)
-    regions = [Region(*signature, len(names), names[0]) for signature, names in folded.items()]
+    regions = [Region(*key, count=len(names), example=names[0]) for key, names in folded.items()]
     return sorted(regions, key=lambda r: -r.count)
 
 

@@ -23,7 +23,7 @@ STEPS = ("optimize", "explain", "inspect", "measure")
 
 
 def gather(
-    model: str | os.PathLike,
+    model: str | os.PathLike[str],
     *,
     target: str = "cpu",
     rules: Sequence[str] = (),
@@ -32,6 +32,7 @@ def gather(
     measure: bool = True,
     seconds: float = 3.0,
     verify: bool = True,
+    custom_ops: Sequence[str] = (),
     version: str = "",
     progress: Callable[[str], None] = lambda step: None,
 ) -> Content:
@@ -51,7 +52,9 @@ def gather(
     bound = bind(proto, whole, dims)
 
     progress("optimize")
-    result = optimize(path, target=target, rules=rules, disable=disable, verify=verify, allow_unverified=True)
+    result = optimize(
+        path, target=target, rules=rules, disable=disable, verify=verify, allow_unverified=True, custom_ops=custom_ops
+    )
     fused = result.model
 
     progress("explain")
@@ -66,7 +69,9 @@ def gather(
     bench: dict[str, Any] | None = None
     if measure:
         progress("measure")
-        bench = _measure(proto, fused, path.resolve().parent, options.target.provider, sizes, seconds)
+        bench = _measure(
+            proto, fused, path.resolve().parent, options.target.provider, sizes, seconds, tuple(custom_ops)
+        )
     return Content(
         optimized=result.report,
         before=before,
@@ -80,9 +85,15 @@ def gather(
 
 
 def _measure(
-    proto: Any, fused: Any, folder: Path, provider: str, sizes: Sequence[tuple[dict, dict]], seconds: float
+    proto: Any,
+    fused: Any,
+    folder: Path,
+    provider: str,
+    sizes: Sequence[tuple[dict[str, int], dict[str, tuple[int, ...]]]],
+    seconds: float,
+    custom_ops: tuple[str, ...],
 ) -> dict[str, Any]:
-    subjects = [Subject("ort", proto, "all", folder), Subject("onnxfuse", fused, "all")]
+    subjects = [Subject("ort", proto, "all", folder, custom_ops), Subject("onnxfuse", fused, "all", None, custom_ops)]
     specs = feeds.input_specs(proto)
     cases = []
     for dims, shapes in sizes:

@@ -124,11 +124,11 @@ def _reading_order(model: ModelProto) -> list[NodeProto]:
     for root in [*sorted(shared, key=lambda i: depth[i]), *ends, *range(len(nodes))]:
         stack = [(root, iter(needs[root]))]
         while stack:
-            index, above = stack[-1]
+            index, waiting = stack[-1]
             if index in done:
                 stack.pop()
                 continue
-            following = next((i for i in above if i not in done), None)
+            following = next((i for i in waiting if i not in done), None)
             if following is None:
                 done.add(index)
                 ordered.append(nodes[index])

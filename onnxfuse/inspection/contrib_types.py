@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxfuse.ops.opdef import TensorType
+from onnxfuse.ops.opdef import Dim, TensorType
 
 _SAME_AS_FIRST = frozenset({
     "SimplifiedLayerNormalization", "LayerNormalization", "FastGelu", "BiasGelu", "QuickGelu", "Gelu",
@@ -32,7 +32,9 @@ def contrib_types(
     return result
 
 
-def _product_shape(op: str, a: tuple, b: TensorType | None, attrs: Mapping[str, Any]) -> tuple | None:
+def _product_shape(
+    op: str, a: tuple[Dim, ...], b: TensorType | None, attrs: Mapping[str, Any]
+) -> tuple[Dim, ...] | None:
     if op == "MatMulNBits":
         return (*a[:-1], int(attrs["N"]))
     if b is None or b.shape is None or len(a) < 2 or len(b.shape) < 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxfuse.inspection.model import Inspection
 from onnxfuse.ops.opdef import TensorType
 
@@ -16,7 +18,7 @@ def quantity(number: float | None, unit: str = "") -> str:
     return f"{number:.3g} {unit}".rstrip()
 
 
-def describe(found: Inspection, top: int) -> tuple[list[tuple[str, str]], list[tuple]]:
+def describe(found: Inspection, top: int) -> tuple[list[tuple[str, str]], list[tuple[Any, ...]]]:
     """(facts as name and text, rows of the `top` most expensive ops and of the rest)."""
     parameters = found.parameters
     by_dtype = ", ".join(f"{quantity(n)} {dtype}" for dtype, n in parameters.by_dtype.items())
@@ -39,7 +41,9 @@ def describe(found: Inspection, top: int) -> tuple[list[tuple[str, str]], list[t
     unknown = sum(r.unknown for r in found.ops)
     if unknown:
         facts.append(("unknown sizes", f"{unknown} nodes whose sizes depend on data are not counted"))
-    rows = [(r.op, r.count, quantity(r.flops), quantity(r.bytes, "B"), round(r.intensity, 2)) for r in found.ops[:top]]
+    rows: list[tuple[Any, ...]] = [
+        (r.op, r.count, quantity(r.flops), quantity(r.bytes, "B"), round(r.intensity, 2)) for r in found.ops[:top]
+    ]
     rest = found.ops[top:]
     if rest:
         flops, moved = sum(r.flops for r in rest), sum(r.bytes for r in rest)

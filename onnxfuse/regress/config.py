@@ -22,6 +22,7 @@ KEYS = {
     "model": "the file, relative to the configuration",
     "target": "what to fuse for: cpu, cuda, cuda:smNN; default cpu",
     "rules": "further rule files or folders, relative to the configuration",
+    "custom_ops": "custom-op libraries that the model or the rules need, relative to the configuration",
     "disable": "ids of rules that must not fire",
     "fusions": "rule id: how often it must apply (a number, or a text such as \">=5\")",
     "blocks": "block kind: how many must be found",
@@ -47,6 +48,7 @@ class Expectation:
     target: str = "cpu"
     rules: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
+    custom_ops: tuple[str, ...] = ()
     fusions: Mapping[str, str] = field(default_factory=dict)
     blocks: Mapping[str, str] = field(default_factory=dict)
     ops: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class _Reader:
             raise self.error(place, f"`{key}` is `{value}`: {error}") from error
         if key in _PATHS:
             return self.path.parent / converted
-        if key == "rules":
+        if key in ("rules", "custom_ops"):
             return tuple(str(self.path.parent / p) for p in converted)
         return converted
 
@@ -180,7 +182,8 @@ def _positive(value: Any) -> float:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
-    "name": _text, "model": _text, "target": _text, "rules": _texts, "disable": _texts, "fusions": _conditions,
+    "name": _text, "model": _text, "target": _text, "rules": _texts, "disable": _texts, "custom_ops": _texts,
+    "fusions": _conditions,
     "blocks": _conditions, "ops": _conditions, "nodes": _condition, "verify": _flag, "tolerance": _positive,
     "inputs": _text, "max_ratio": _positive, "shapes": _text, "seconds": _positive,
 }  # fmt: skip

@@ -32,10 +32,9 @@ def junit(results: Sequence[ModelResult]) -> str:
                 failure.text = _clean(check.message)
             elif check.status == "skipped":
                 ET.SubElement(case, "skipped", message=_clean(check.message))
-    totals = {"tests": len, "failures": lambda cs: sum(c.status == "failed" for c in cs)}
     everything = [c for r in results for c in r.checks]
-    for key, count in totals.items():
-        root.set(key, str(count(everything)))
+    root.set("tests", str(len(everything)))
+    root.set("failures", str(sum(c.status == "failed" for c in everything)))
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 

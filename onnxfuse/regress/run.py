@@ -58,7 +58,7 @@ def run_model(wanted: Expectation, baseline: Mapping[str, Any] | None = None) ->
     try:
         optimized = optimize(
             wanted.model, target=wanted.target, rules=wanted.rules, disable=wanted.disable, verify=wanted.verify,
-            allow_unverified=True, inputs=wanted.inputs,
+            allow_unverified=True, inputs=wanted.inputs, custom_ops=wanted.custom_ops,
         )  # fmt: skip
     except OnnxfuseError as error:
         result.checks.append(Check("optimize", "failed", str(error), time.perf_counter() - started))
@@ -134,8 +134,8 @@ def _speed_check(result: ModelResult, wanted: Expectation, optimized: Result) ->
         specs = feeds.input_specs(base)
         scenario = feeds.Scenario("regress", batch=1, seq=128, past=128, fixed=bind(base, shapes, dims), shapes=shapes)
         subjects = [
-            Subject("ort", base, base_dir=wanted.model.resolve().parent),
-            Subject("onnxfuse", optimized.model),
+            Subject("ort", base, base_dir=wanted.model.resolve().parent, custom_ops=wanted.custom_ops),
+            Subject("onnxfuse", optimized.model, custom_ops=wanted.custom_ops),
         ]
         case = run_case(subjects, feeds.generate(specs, scenario), provider=provider, seconds=wanted.seconds)
     except OnnxfuseError as error:

@@ -3,7 +3,7 @@ model, not the copies. Such a session can also be captured as a CUDA graph."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class BoundSession:
         level: graph optimizations of ONNX Runtime.
         cuda_graph: capture the whole run as one CUDA graph. Needs `outputs`, and every node on the GPU.
         outputs: results of an earlier run of an equal model, for the sizes of the output buffers.
+        custom_ops: further custom-op libraries.
         options: attributes of `onnxruntime.SessionOptions`.
 
     Raises:
@@ -46,10 +47,10 @@ class BoundSession:
     def __init__(
         self, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, provider: str = "cpu", level: str = "all",
         base_dir: Path | None = None, cuda_graph: bool = False, outputs: Mapping[str, np.ndarray] | None = None,
-        **options: Any,
+        custom_ops: Iterable[str | Path] = (), **options: Any,
     ) -> None:  # fmt: skip
         runtime = ort()
-        settings = make_options(level, quiet=True, with_library=uses_domain(proto), **options)
+        settings = make_options(level, quiet=True, custom_ops=custom_ops, with_library=uses_domain(proto), **options)
         # Several sessions take turns when they are timed: idle threads that spin would slow down the next one.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if base_dir is not None:

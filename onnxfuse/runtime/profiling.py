@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def profile(
     provider: str = "cpu",
     level: str = "all",
     base_dir: Path | None = None,
+    custom_ops: Iterable[str | Path] = (),
     runs: int = 20,
     warmup: int = 3,
 ) -> list[NodeTime]:
@@ -60,13 +61,14 @@ def profile(
         provider: `cpu` or `cuda`.
         level: graph optimizations of ONNX Runtime.
         base_dir: folder of the model's external data.
+        custom_ops: further custom-op libraries.
 
     Raises:
         ModelError: ONNX Runtime cannot load or run the model.
     """
     with tempfile.TemporaryDirectory(prefix="onnxfuse-profile-") as folder:
         bound = BoundSession(
-            proto, feeds, provider=provider, level=level, base_dir=base_dir,
+            proto, feeds, provider=provider, level=level, base_dir=base_dir, custom_ops=custom_ops,
             enable_profiling=True, profile_file_prefix=str(Path(folder) / "ort"),
         )  # fmt: skip
         for _ in range(warmup + runs):

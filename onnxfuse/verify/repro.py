@@ -35,7 +35,7 @@ def write(fused: onnx.ModelProto, divergence: Divergence, folder: Path, fused_di
     files.write(model, folder / "model.onnx", fused_dir or Path(), external_data=False)
     arrays = {f"set0/in/{n}": _storable(v) for n, v in divergence.inputs.items()}
     arrays |= {f"set0/out/{n}": _storable(v) for n, v in divergence.expected.items()}
-    np.savez(folder / "data.npz", **arrays)
+    np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]
     (folder / "divergence.json").write_text(json.dumps({"schema": 1, **divergence.to_json()}, indent=2) + "\n")
     return folder
 

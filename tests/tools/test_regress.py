@@ -139,3 +139,8 @@ def test_junit_escapes_and_drops_what_xml_cannot_hold() -> None:
 def test_every_key_is_described() -> None:
     fields = set(regress.Expectation.__dataclass_fields__)
     assert fields == set(KEYS)
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "ci.md").read_text()
+    assert [key for key in KEYS if f"`{key}`" not in page] == []
