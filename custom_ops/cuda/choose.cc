@@ -110,7 +110,11 @@ Plan choose_plan(const LinearProblem& p, const Device& device) {
     if (refusal(p, plan).empty()) return plan;
   }
 #endif
-  return Plan();  // generic
+  plan = Plan();
+  // What the portable kernel does in a few microseconds is not worth three launches.
+  plan.path = p.m * p.packed_columns() * p.k > (int64_t{1} << 24) ? Path::kVendor : Path::kGeneric;
+  if (refusal(p, plan).empty()) return plan;
+  return Plan();
 }
 
 }  // namespace onnxfuse::cuda

@@ -2,6 +2,7 @@
 
 #include "generic.h"
 #include "row_stats.h"
+#include "vendor.h"
 #ifdef ONNXFUSE_HOPPER
 #include "hopper_launch.h"
 #endif
@@ -11,7 +12,7 @@ namespace {
 
 bool separate_stats(const LinearProblem& p, const Plan& plan) {
   if (p.norm == Norm::kNone || p.k == 0) return false;  // K = 0: nothing to normalise, the product is zero
-  return plan.path == Path::kGeneric || plan.row_stats != 0;
+  return plan.path == Path::kGeneric || (plan.path != Path::kVendor && plan.row_stats != 0);
 }
 
 }  // namespace
@@ -20,6 +21,8 @@ std::string refusal(const LinearProblem& problem, const Plan& plan) {
   switch (plan.path) {
     case Path::kGeneric:
       return {};
+    case Path::kVendor:
+      return vendor_refusal(problem);
 #ifdef ONNXFUSE_HOPPER
     case Path::kStream:
       return stream_refusal(problem, plan);
@@ -27,12 +30,12 @@ std::string refusal(const LinearProblem& problem, const Plan& plan) {
       return tile_refusal(problem, plan);
 #endif
     default:
-      (void)problem;
       return "this build has no such path";
   }
 }
 
 int64_t scratch_bytes(const LinearProblem& problem, const Plan& plan) {
+  if (plan.path == Path::kVendor) return vendor_scratch_bytes(problem);
   return separate_stats(problem, plan) ? problem.m * kRowStatsBytes : 0;
 }
 
@@ -46,6 +49,8 @@ Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cu
   switch (plan.path) {
     case Path::kGeneric:
       return launch_generic(problem, stats, stream);
+    case Path::kVendor:
+      return launch_vendor(problem, scratch, stream);
 #ifdef ONNXFUSE_HOPPER
     case Path::kStream:
       return launch_stream(problem, plan, stats, stream);

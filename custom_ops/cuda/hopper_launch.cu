@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hopper_checks.h"
+#include "launch_attributes.h"
 #include "tensor_map.h"
 #include "wgmma_stream.cuh"
 #include "wgmma_tile.cuh"
@@ -16,20 +17,18 @@ Status launch_tile_bfloat16(const TileParams&, const Plan&, int sm_count, cudaSt
 
 namespace {
 
-constexpr int kSharedMemory = 232448;  // per block, sm_90
-
 // Most stages beside what the largest split of K needs.
 template <typename Tile>
 constexpr int stream_stages_that_fit() {
   int stages = Tile::kMaxStages;
-  while (Tile::smem_bytes(stages, 8) > kSharedMemory) --stages;
+  while (Tile::smem_bytes(stages, 8) > kSharedMemoryLimit) --stages;
   return stages;
 }
 
 template <typename Tile>
 constexpr int stages_that_fit() {
   int stages = Tile::kMaxStages;
-  while (Tile::smem_bytes(stages) > kSharedMemory / Tile::kResident - (Tile::kResident - 1) * 1024) --stages;
+  while (Tile::smem_bytes(stages) > kSharedMemoryLimit) --stages;
   return stages;
 }
 
@@ -47,8 +46,9 @@ const std::vector<HopperVariant>& stream_variants() {
 
 const std::vector<HopperVariant>& tile_variants() {
   static const std::vector<HopperVariant> variants = {
-#define VARIANT(index, mma, groups, tile_n, gated) \
-  {64 * mma * groups, tile_n, gated, stages_that_fit<TileShape<__half, mma, groups, tile_n, gated>>()},
+#define VARIANT(index, mma, groups, tile_n, gated, pingpong)           \
+  {TileShape<__half, mma, groups, tile_n, gated, pingpong>::kTileM, tile_n, gated, \
+   stages_that_fit<TileShape<__half, mma, groups, tile_n, gated, pingpong>>()},
 #include "tile_variants.inc"
 #undef VARIANT
   };

@@ -3,21 +3,33 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "problem.h"
 
 namespace onnxfuse::cuda {
 
-// The limit of a kernel must be raised once per device before it is used with more than 48 KB.
-template <typename... Args>
-Status allow_shared_memory(void (*kernel)(Args...), int bytes) {
-  return cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                     "raising the shared-memory limit");
+constexpr int kSharedMemoryLimit = 232448;  // of a block, sm_90
+
+// More than 48 KB must be allowed once per kernel and device. Always for the most there is: threads that launch the
+// same kernel with different amounts must not lower each other's limit. `allowed` has one bit per device.
+template <typename Params>
+Status allow_shared_memory(void (*kernel)(Params), std::atomic<uint64_t>* allowed) {
+  int device = 0;
+  if (Status status = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !status.ok()) return status;
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (allowed->load(std::memory_order_acquire) & bit) return {};
+  Status status = cuda_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemoryLimit),
+      "raising the shared-memory limit");
+  if (status.ok()) allowed->fetch_or(bit, std::memory_order_release);
+  return status;
 }
 
 template <typename Params>
-Status launch_cluster(void (*kernel)(Params), dim3 grid, int threads, int smem, int cluster, bool overlap,
-                      cudaStream_t stream, const Params& params) {
-  if (Status status = allow_shared_memory(kernel, smem); !status.ok()) return status;
+Status launch_cluster(void (*kernel)(Params), std::atomic<uint64_t>* allowed, dim3 grid, int threads, int smem,
+                      int cluster, bool overlap, cudaStream_t stream, const Params& params) {
+  if (Status status = allow_shared_memory(kernel, allowed); !status.ok()) return status;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};

@@ -25,13 +25,14 @@ Status launch(const StreamParams& params, const Plan& plan, int64_t m, int64_t n
   const int tile_out = params.gated ? Tile::kTileW / 2 : Tile::kTileW;
   const dim3 grid(plan.cluster_m, static_cast<unsigned>((m + kTileX - 1) / kTileX),
                   static_cast<unsigned>((n + tile_out - 1) / tile_out));
-  return launch_cluster(stream_kernel<Element, kMma, kGroups, kTileX>, grid, Tile::kThreads, smem, plan.cluster_m,
-                        plan.overlap != 0, stream, params);
+  static std::atomic<uint64_t> allowed{0};
+  return launch_cluster(stream_kernel<Element, kMma, kGroups, kTileX>, &allowed, grid, Tile::kThreads, smem,
+                        plan.cluster_m, plan.overlap != 0, stream, params);
 }
 
 }  // namespace
 
-// One line a variant; the order is that of STREAM_VARIANTS in stream_variants.h.
+// One line a variant, in stream_variants.inc.
 Status STREAM_LAUNCHER(const StreamParams& params, const Plan& plan, int64_t m, int64_t n, cudaStream_t stream) {
   switch (plan.variant) {
 #define VARIANT(index, mma, groups, tile_x) \

@@ -1,8 +1,8 @@
 // Many rows: persistent, warp-specialised tiles at the rate of the tensor cores.
 //
-// One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast; one or two consumer
-// warpgroups each own 64 x kMma rows of the tile. They are not in lock step, and the producer is already
-// loading the next tile during their epilogues.
+// One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast. Either the consumer
+// warpgroups share a tile, each with 64 x kMma of its rows (the largest tiles, the best rate), or they take turns
+// (kPingpong): each has tiles of its own, and the epilogue of one is hidden behind the product of the other.
 // The norm's sums are taken by the consumers from the tile of x in shared memory while their wgmma runs, or come from
 // a kernel before. Two warps of the producer's group gather what else the epilogue needs (bias, column sums) in shared
 // memory. The residual travels through the same ring as extra stages. Results leave by
@@ -34,9 +34,10 @@ struct TileParams {
   Activation activation;
 };
 
-template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
+template <typename T, int kMma, int kGroups, int kTileN, bool kGated, bool kPingpong>
 struct TileShape {
-  static constexpr int kTileM = 64 * kMma * kGroups;
+  static constexpr int kSharing = kPingpong ? 1 : kGroups;  // warpgroups of one tile
+  static constexpr int kTileM = 64 * kMma * kSharing;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
   static constexpr int kThreads = 128 * (kGroups + 1);  // producer and gatherers, consumers
   static constexpr int kXBytes = kTileM * 128;
@@ -48,18 +49,16 @@ struct TileShape {
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
   static constexpr int kStoreBytes = kGroups * 8192;
   static constexpr int kGathered = kTileM * 8 + kTileN * 8;  // RowStats[kTileM], bias[kTileN], colsum[kTileN]
-  // Small tiles leave room for a second CTA on the multiprocessor: its product runs beside this one's epilogue.
-  static constexpr int kResident = kGroups == 1 && !kGated ? 2 : 1;
   static constexpr int kMaxStages = 12;
   static constexpr int smem_bytes(int stages) {
     return 1024 + stages * kStageBytes + kStoreBytes + 2 * kGathered + stages * 16 + 32;
   }
 };
 
-template <typename T, int kMma, int kGroups, int kTileN, bool kGated>
-__global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThreads,
-                             TileShape<T, kMma, kGroups, kTileN, kGated>::kResident) void tile_kernel(const __grid_constant__ TileParams p) {
-  using Tile = TileShape<T, kMma, kGroups, kTileN, kGated>;
+template <typename T, int kMma, int kGroups, int kTileN, bool kGated, bool kPingpong>
+__global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpong>::kThreads,
+                             1) void tile_kernel(const __grid_constant__ TileParams p) {
+  using Tile = TileShape<T, kMma, kGroups, kTileN, kGated, kPingpong>;
   extern __shared__ uint8_t shared_raw[];
   const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
   uint8_t* const base_pointer = shared_raw + (base - shared_address(shared_raw));
@@ -82,11 +81,11 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
     if (p.has_residual) prefetch_map(p.residual);
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, 4 * kGroups * sharers);
+      barrier_init(empty + s * 8, 4 * Tile::kSharing * sharers);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(gathered_full + i * 8, 2);
-      barrier_init(gathered_empty + i * 8, 4 * kGroups);
+      barrier_init(gathered_empty + i * 8, 4 * Tile::kSharing);
     }
     fence_barrier_init();
   }
@@ -243,14 +242,28 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
   const uint32_t out = store_buffers + group * 8192;
 
   wait_for_prerequisites();
-  int stage = 0, count = 0;
+  int stage = 0;
   uint32_t phase = 0;
+  const int slab0 = kPingpong ? 0 : group * kMma;  // of this warpgroup in its tile
+  const int turns = kPingpong ? kGroups : 1, turn = kPingpong ? group : 0;
+  // Passes over the stages of the tiles that the other warpgroups have.
+  auto pass_tiles = [&](int tiles_passed) {
+    stage += tiles_passed * (k_blocks + (p.has_residual ? Tile::kResidualStages : 0));
+    phase ^= (stage / p.stages) & 1;
+    stage %= p.stages;
+  };
+  pass_tiles(turn);
+  // Taking turns: a warpgroup starts its product when the other has finished its own, since a barrier of the ring
+  // tells apart only two successive uses of its stage. Barrier 3 + g lets warpgroup g go.
+  constexpr int kTurnThreads = 256;
+  if (kPingpong && group == 1 && first_tile < tiles) named_barrier_arrive(3, kTurnThreads);
   float acc[kMma][kTileN / 2];
 
-  for (int tile = first_tile; tile < tiles; tile += tile_step, ++count) {
+  for (int count = turn, tile = first_tile + turn * tile_step; tile < tiles;
+       tile += turns * tile_step, count += turns, pass_tiles(turns - 1)) {
     int row0, column0;
     locate(tile, row0, column0);
-    const int group_row0 = row0 + group * kMma * 64;
+    const int group_row0 = row0 + slab0 * 64;
 
     // Eight threads share a row, 16 bytes each; a thread has every 16th row of its warpgroup.
     constexpr int kStatRows = 4 * kMma;
@@ -277,9 +290,10 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
         accumulate_row<T, decltype(shifted)::value>(values[i], shift[i], sum[i], squares[i]);
     };
 
+    if (kPingpong) named_barrier_sync(3 + group, kTurnThreads);
     int previous = 0;
     for (int kb = 0; kb < k_blocks; ++kb) {
-      const uint32_t x = base + stage * Tile::kStageBytes + group * kMma * 64 * 128;
+      const uint32_t x = base + stage * Tile::kStageBytes + slab0 * 64 * 128;
       const uint32_t weight = base + stage * Tile::kStageBytes + Tile::kXBytes;
       barrier_wait(full + stage * 8, phase);
       wgmma_fence();
@@ -301,6 +315,14 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
       previous = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
     }
+    if (kPingpong && tile + tile_step < tiles) {
+      // The next tile's stages follow this one's residual in the ring.
+      for (int i = 0, s = stage, ph = phase; p.has_residual && i < Tile::kResidualStages; ++i) {
+        barrier_wait(full + s * 8, ph);
+        if (++s == p.stages) s = 0, ph ^= 1;
+      }
+      named_barrier_arrive(3 + (group ^ 1), kTurnThreads);
+    }
     wgmma_wait<0>();
     release(previous);
 
@@ -315,7 +337,7 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
           squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], offset);
         }
         if (stat_chunk == 0)
-          stats[group * kMma * 64 + stat_row + i * 16] =
+          stats[slab0 * 64 + stat_row + i * 16] =
               finish_row_stats(p.norm, sum[i], squares[i], shift[i], 1.0f / p.k, p.epsilon);
       }
       named_barrier_sync(group_barrier, 128);
@@ -325,7 +347,7 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
     RowStats low[kMma], high[kMma];
 #pragma unroll
     for (int i = 0; i < kMma; ++i) {
-      const int row = (group * kMma + i) * 64 + (warp % 4) * 16 + lane / 4;
+      const int row = (slab0 + i) * 64 + (warp % 4) * 16 + lane / 4;
       low[i] = stats[row], high[i] = stats[row + 8];
     }
 
@@ -374,7 +396,7 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated>::kThrea
           return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
         };
         if (!kGated && p.has_residual) {
-          const int box = chunk * (Tile::kTileM / 64) + group * kMma + i;
+          const int box = chunk * (Tile::kTileM / 64) + slab0 + i;
           const int slot = box % Tile::kBoxesPerStage;
           // Stages are passed in order; one without a box of this group is released unread.
           while (residual_box < box / Tile::kBoxesPerStage) {

@@ -61,6 +61,16 @@ def test_large_products(norm: str) -> None:
     check(GpuCase("GatedLinear", "float16", 2048, 1408, attrs), (8, 100, 700))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ("none", "gelu_tanh", "relu", "silu"))
+def test_large_products_that_no_tile_fits(dtype: str, activation: str) -> None:
+    """Unaligned K and N, and N-major weights: cuBLASLt with a kernel before and after."""
+    for norm, layout in (("rms", "NK"), ("none", "KN")):
+        attrs = {"norm": norm, "activation": activation, "layout": layout}
+        check(GpuCase("Linear", dtype, 1001, 515, attrs, residual=activation != "gelu_tanh"), (64, 300))
+        check(GpuCase("GatedLinear", dtype, 520, 384, attrs, bias=False), (130,))
+
+
 def test_very_many_rows() -> None:
     check(GpuCase("Linear", "float16", 64, 64, {"norm": "rms"}), (70_001,))
     check(GpuCase("Linear", "float16", 33, 17, {"norm": "rms"}), (200_003,))
