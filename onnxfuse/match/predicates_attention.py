@@ -89,6 +89,16 @@ def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: An
 
 
 @predicate
+def maybe_other_size(scope: Scope, size: Any, wanted: Any) -> Outcome:
+    """of: two dims
+    holds: they are not provably equal, and the first is not the constant 1
+    """
+    if size == wanted or size == 1:
+        return Refused(f"a size that may differ from {wanted}", size)
+    return {}
+
+
+@predicate
 def finite_mask(scope: Scope, mask: Value) -> Outcome:
     """of: a mask
     holds: no element is -inf, whatever the inputs are
