@@ -56,7 +56,7 @@ def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
         return True
     multi_head = kernels.has("MultiHeadAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1)
     if multi_head and _multi_head_takes(node, attrs, sizes):
-        _emit_multi_head(emitter, node, attrs, sizes)
+        _emit_multi_head(emitter, node, attrs, sizes, kernels.target.provider == "cpu")
         return True
     if kernels.has("Attention", dtype, opset=emitter.opset, rank=4) and _native_takes(node, attrs, sizes):
         _emit_native(emitter, node, attrs, sizes)
@@ -120,22 +120,30 @@ def _mask_fits(mask: Value, sizes: _Sizes) -> bool:
     return heads in (1, sizes.heads) and batch in (1, sizes.batch)
 
 
-def _emit_multi_head(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
+def _emit_multi_head(
+    emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes, repeat_as_heads: bool
+) -> None:
+    """`repeat_as_heads`: keys and values go in as [B, H, L, D] where they were so or are repeated, else as [B, L, H·D].
+    Measured: the former is 2 to 3% faster on CPU, the latter 8 to 15% on CUDA (and without it, up to 1000 times)."""
     inputs, outputs = _take(emitter, node)
     q, k, v, mask, past_k, past_v = inputs
     layout = Layout(emitter)
-    if not sizes.packed:
-        q = layout.merge_heads(q)
     present: list[Value | None] = [outputs[1], outputs[2]]
-    if sizes.group > 1:
+    if sizes.group > 1 and (past_k is not None or repeat_as_heads):
         k, v = _with_past(layout, sizes, k, v, past_k, past_v, present)
         k, v = layout.repeat_heads(k, sizes.group), layout.repeat_heads(v, sizes.group)
         past_k = past_v = None
         present = [None, None]
-        if sizes.value_size != sizes.head_size:  # keys and values of [B, H, L, D] must have one size there
+        if sizes.head_size != sizes.value_size:  # the kernel takes [B, H, L, D] only of one size
             k, v = layout.merge_heads(k), layout.merge_heads(v)
-    elif not sizes.packed and (past_k is not None or sizes.value_size != sizes.head_size):
-        k, v = layout.merge_heads(k), layout.merge_heads(v)
+    else:
+        taken_as_heads = repeat_as_heads and past_k is None and sizes.head_size == sizes.value_size
+        if not sizes.packed and not taken_as_heads:
+            k, v = layout.merge_heads(k), layout.merge_heads(v)
+        if sizes.group > 1:
+            k, v = (layout.repeat_packed(x, sizes.kv_heads, sizes.group) for x in (k, v))
+    if not sizes.packed:
+        q = layout.merge_heads(q)
     bias = None if mask is None else layout.bias(mask, sizes.queries, q, dtype_of(q))
     y_shape = (sizes.batch, sizes.queries, sizes.heads * sizes.value_size)
     direct = sizes.packed and not attrs["nan_guard"]
@@ -192,19 +200,25 @@ def _take(emitter: Emitter, node: Node) -> tuple[list[Any], list[Any]]:
 
 
 def _group_query_takes(node: Node, attrs: dict[str, Any], sizes: _Sizes) -> bool:
-    """The kernel is causal by itself and wants the same number of keys in all sequences of the batch."""
-    if not attrs["is_causal"] or operand(node, 3) is not None or sizes.head_size != sizes.value_size:
+    """The kernel is causal by itself and wants the same number of keys in all sequences of the batch.
+
+    It refuses a cache together with several new tokens and a batch above 1. Without grouping MultiHeadAttention is
+    faster (measured on an H200, float16: 71 against 255 µs for 16 sequences of 512, 12 heads of 64).
+    """
+    if not attrs["is_causal"] or operand(node, 3) is not None or operand(node, 4) is not None:
         return False
-    return operand(node, 4) is not None or sizes.queries == sizes.keys
+    if sizes.head_size != sizes.value_size or sizes.queries != sizes.keys:
+        return False
+    return sizes.group > 1 or bool(attrs["softcap"]) or bool(attrs["window"])
 
 
 def _emit_group_query(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
     inputs, outputs = _take(emitter, node)
-    q, k, v, _, past_k, past_v = inputs
+    q, k, v = inputs[:3]
     layout = Layout(emitter)
     if not sizes.packed:
         q, k, v = layout.merge_heads(q), layout.merge_heads(k), layout.merge_heads(v)
-    last_key, total = layout.key_counts(q, k, past_k)
+    last_key, total = layout.key_counts(q, k)
     y = outputs[0] if sizes.packed else layout.new(q, (sizes.batch, sizes.queries, sizes.heads * sizes.value_size))
     present = [
         outputs[i]
@@ -223,7 +237,7 @@ def _emit_group_query(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes
         kernel_attrs["softcap"] = attrs["softcap"]
     emitter.add(
         "GroupQueryAttention",
-        [q, k, v, past_k, past_v, last_key, total],
+        [q, k, v, None, None, last_key, total],
         [y, *present],
         domain=MICROSOFT,
         attrs=kernel_attrs,

@@ -55,6 +55,16 @@ class Layout:
         wide = self.emitter.op("Expand", [wide, self.ints(1, 1, times, 1, 1)], shape=(b, g, times, length, d))
         return self.reshape(wide, [0, g * times, -1, d], (b, g * times, length, d))
 
+    def repeat_packed(self, x: Value, heads: int, times: int) -> Value:
+        """[B, L, G·D] -> [B, L, G·times·D], each head `times` times in a row."""
+        shape = shape_of(x)
+        assert shape is not None
+        b, length, hidden = shape
+        d = hidden // heads
+        apart = self.reshape(x, [0, 0, heads, 1, d], (b, length, heads, 1, d))
+        wide = self.emitter.op("Expand", [apart, self.ints(1, 1, 1, times, 1)], shape=(b, length, heads, times, d))
+        return self.reshape(wide, [0, 0, hidden * times], (b, length, hidden * times))
+
     def concat(self, first: Value, second: Value, out: Value | None, length: Any) -> Value:
         """Along the sequence of [B, H, L, D]."""
         shape = shape_of(second)
@@ -129,23 +139,18 @@ class Layout:
                 self.made[key] = (one, x)
         return self.made[key][0]
 
-    def key_counts(self, q: Value, k: Value, past_k: Value | None) -> tuple[Value, Value]:
+    def key_counts(self, q: Value, k: Value) -> tuple[Value, Value]:
         """For GroupQueryAttention: the position of each sequence's last key (int32 [B]), the number of keys (int32)."""
-        past = shape_of(past_k)[2] if past_k is not None else 0  # type: ignore[index]
         k_shape, q_shape = shape_of(k), shape_of(q)
         assert k_shape is not None and q_shape is not None
-        key = ("counts", k_shape[1], past, q_shape[0])
+        key = ("counts", k_shape[1], q_shape[0])
         if key not in self.made:
-            total = self.size(k, 1)
-            if past_k is not None:
-                total = self.emitter.op("Add", [total, self.size(past_k, 2)], dtype="int64", shape=(1,))
-            number = self.emitter.op("Cast", [total], attrs={"to": types.onnx_of("int32")}, dtype="int32", shape=(1,))
+            int32 = {"to": types.onnx_of("int32")}
+            number = self.emitter.op("Cast", [self.size(k, 1)], attrs=int32, dtype="int32", shape=(1,))
             one = self.emitter.constant("one", np.array([1], np.int32))
             last = self.emitter.op("Sub", [number, one], dtype="int32", shape=(1,))
             last = self.emitter.op("Expand", [last, self.size(q, 0)], dtype="int32", shape=(q_shape[0],))
-            scalar = self.emitter.op(
-                "Squeeze", [number, *self.axes([0])], attrs=self.axes_attr([0]), dtype="int32", shape=()
-            )
+            scalar = self.squeeze(number, [0], ())
             self.made[key] = ((last, scalar), None)
         return self.made[key][0]
 
