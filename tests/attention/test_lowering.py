@@ -104,7 +104,9 @@ def test_values_of_another_size_than_keys(packed: bool, kv: int, past: bool) -> 
     size = 12
     text = attention_text(packed, kv, "S", "", past, "")
     of_keys, of_values = (f"float[B,S,{kv * d}]" if packed else f"float[B,{kv},S,{d}]" for d in (D, size))
-    text = text.replace(f"{of_keys} v", f"{of_values} v").replace(f"float[B,{kv},P,{D}] pv", f"float[B,{kv},P,{size}] pv")
+    text = text.replace(f"{of_keys} v", f"{of_values} v").replace(
+        f"float[B,{kv},P,{D}] pv", f"float[B,{kv},P,{size}] pv"
+    )
     text = text.replace(f"[B,{kv},N,{D}] nv", f"[B,{kv},N,{size}] nv")
     y = (f"float[B,S,{H * D}] y", f"float[B,S,{H * size}] y") if packed else (f"S,{D}] y", f"S,{size}] y")
     model = lowered(text.replace(*y))

@@ -1,0 +1,64 @@
+"""Named predicates about masks and layouts that need no graph around them; the others are tested by their rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxfuse.graph.ir import Variable
+from onnxfuse.match.predicates import REGISTRY, Refused
+
+ANY: Any = None
+
+
+def held(name: str, *given: Any) -> dict[str, Any]:
+    outcome = REGISTRY[name](ANY, *given)
+    assert not isinstance(outcome, Refused), outcome
+    return outcome
+
+
+def test_numbers_are_multiplied_and_divided() -> None:
+    assert held("product", 0.5, 4) == {"product": 2.0}
+    assert held("quotient", 1, 8) == {"quotient": 0.125}
+    assert isinstance(REGISTRY["quotient"](ANY, 1, 0), Refused)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_very_low_number_becomes_the_lowest(dtype: str) -> None:
+    scores = Variable("s", dtype=dtype)
+    found = held("hiding_number", scores, -1e9, 0)
+    assert found["no"] == 0 and found["yes"] < -3.3e38
+    assert math.isfinite(found["yes"])
+    if dtype == "float32":
+        assert found["yes"] == float(np.finfo(np.float32).min)
+
+
+def test_minus_infinity_hides_in_every_dtype_and_stays() -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert held("hiding_number", Variable("s", dtype=dtype), 0, -math.inf) == {"yes": 0, "no": -math.inf}
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float16", -65504.0), ("float32", -100.0), ("float32", 1e9)])
+def test_a_number_that_does_not_absorb_scores_is_refused(dtype: str, number: float) -> None:
+    assert isinstance(REGISTRY["hiding_number"](ANY, Variable("s", dtype=dtype), number, 0), Refused)
+
+
+def test_axes_before_a_transpose_are_those_of_numpy() -> None:
+    x = np.zeros((2, 3, 4, 5, 6))
+    for perm in ([0, 3, 2, 1, 4], [4, 0, 1, 2, 3]):
+        for axis in range(-5, 5):
+            (inner,) = held("before_transpose", perm, [axis])["axes"]
+            assert x.shape[inner] == x.transpose(perm).shape[axis]
+            assert held("before_transpose", perm, axis)["axes"] == inner
+
+
+def test_an_axis_dropped_before_a_transpose() -> None:
+    x = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 1, 4, 5)
+    perm = [0, 3, 2, 1, 4]
+    found = held("without_axis", perm, [2])
+    before = x.squeeze(tuple(found["axes"])).transpose(found["perm"])
+    assert np.array_equal(before, x.transpose(perm).squeeze(2))
+    assert isinstance(REGISTRY["without_axis"](ANY, perm, [1, 2]), Refused)
