@@ -16,7 +16,7 @@ from onnxfuse.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "models" / "README.md", ROOT / "custom_ops" / "README.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("models/*.md"), *ROOT.glob("custom_ops/*.md")])
 
 
 def script() -> ModuleType:
