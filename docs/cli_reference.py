@@ -11,14 +11,14 @@ from onnxfuse.cli.main import COMMANDS, cli
 OUT = Path(__file__).parent / "reference" / "cli.md"
 HEAD = """# Commands
 
-`onnxfuse COMMAND --help` shows the same. Options may be spelled with dashes or underscores. stdout is data, everything else
-goes to stderr; `--json` prints data with a schema number; colour only on a terminal and without `NO_COLOR`. Exit codes: 0
-fine, 1 findings, 2 usage, bad input or a broken installation ([errors](errors.md)).
+`onnxfuse COMMAND --help` shows the same. Options may be spelled with dashes or underscores. stdout is data, everything
+else goes to stderr; `--json` prints data with a schema number; colour only on a terminal and without `NO_COLOR`. Exit
+codes: 0 fine, 1 findings, 2 usage, bad input or a broken installation ([errors](errors.md)).
 
 Shell completion: `eval "$(_ONNXFUSE_COMPLETE=bash_source onnxfuse)"` (or `zsh_source`, `fish_source`).
 
-Environment: `ONNXFUSE_LIBRARY` names another build of the custom-op library, `ONNXFUSE_TRACEBACK=1` shows where a defect
-happened, `XDG_CACHE_HOME` moves the cache of answers about ONNX Runtime's kernels.
+Environment: `ONNXFUSE_LIBRARY` names another build of the custom-op library, `ONNXFUSE_TRACEBACK=1` shows where a
+defect happened, `XDG_CACHE_HOME` moves the cache of answers about ONNX Runtime's kernels.
 
 <!-- made by docs/cli_reference.py; do not edit -->
 """

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("arguments", [
-    ("ruff", "check", "onnxfuse", "tests", "benchmarks", "custom_ops"),
+    ("ruff", "check", "onnxfuse", "tests", "benchmarks", "custom_ops", "docs"),
     ("mypy", "--no-error-summary"),
 ], ids=["ruff", "mypy"])
 def test_nothing_is_found(arguments: tuple[str, ...]) -> None:
