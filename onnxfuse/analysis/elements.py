@@ -6,11 +6,14 @@ range, the element is that of an opaque tensor.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from onnxfuse.analysis import expr
+from onnxfuse.analysis import expr, patterns
 from onnxfuse.analysis.expr import Elem, Expr, Int, Lit, Op
 from onnxfuse.analysis.poly import Index, Poly, product
+from onnxfuse.analysis.reshaping import NotProvedError, Position, reshaped
 from onnxfuse.analysis.sizes import Sizes, UnknownSizeError, attr, axes_of, dtype_of
 from onnxfuse.graph import consts, types, view
 from onnxfuse.graph.ir import Constant, Node, Value
@@ -28,12 +31,6 @@ _LARGEST_ROW = 1024
 #: No mask or rotation is this many nodes deep.
 _DEEPEST = 120
 
-Position = tuple[Poly, ...]
-
-
-class NotProvedError(Exception):
-    """The element cannot be followed further; it is then an opaque one."""
-
 
 class Elements:
     """Elements of the values of one graph. Results are remembered; make a new object after the graph has changed.
@@ -46,7 +43,7 @@ class Elements:
     def __init__(self, present: frozenset[Poly] = frozenset()) -> None:
         self.sizes = Sizes(self, present)
         self._known: dict[tuple[int, Position], Expr] = {}
-        self._patterns: dict[int, tuple | None] = {}
+        self._patterns: dict[int, tuple[Any, ...] | None] = {}
         self._columns: dict[int, list[int]] = {}
         self._alive: list[Value] = []
         self._depth = 0
@@ -86,7 +83,7 @@ class Elements:
         known = [p.constant for p in index]
         if all(i is not None for i in known):
             item = consts.array(value)[tuple(known)]
-            return expr.num(item.item() if isinstance(item, np.generic) and item.dtype.kind != "V" else float(item))
+            return expr.num(item.item() if item.dtype.kind != "V" else float(item))
         pattern = self._pattern(value) if consts.size_of(value) <= _LARGEST_PATTERN else None
         if pattern is None:
             return Elem(value, self._first_equal(value, index))
@@ -125,12 +122,12 @@ class Elements:
         columns = self._columns[id(value)]
         return (*index[:-1], Poly.of(columns[column])) if column < len(columns) else index
 
-    def _pattern(self, value: Constant) -> tuple | None:
+    def _pattern(self, value: Constant) -> tuple[Any, ...] | None:
         """uniform (one number everywhere), counting (start + step · index of one axis) or band (two numbers: below a
         diagonal of the last two axes, at most `width` wide, and elsewhere)."""
         if id(value) not in self._patterns:
             self._alive.append(value)
-            self._patterns[id(value)] = _find_pattern(consts.array(value))
+            self._patterns[id(value)] = patterns.find(consts.array(value))
         return self._patterns[id(value)]
 
     # Operators ------------------------------------------------------------------------------------------------------
@@ -399,74 +396,6 @@ class Elements:
         return self.at(updates, index)
 
 
-def reshaped(inner: Position, outer: Position, index: Position) -> Position:
-    """The index into the tensor before a Reshape. Raises NotProvedError unless the sizes can be paired up."""
-    result: list[Poly] = []
-    i = o = 0
-    while i < len(inner) or o < len(outer):
-        i_end, o_end = i, o
-        left, right = Poly.of(1), Poly.of(1)
-        # The shortest runs of axes that hold the same number of elements.
-        while True:
-            if (i_end > i or o_end > o) and left == right:
-                break
-            if i_end < len(inner) and (left == 1 or right.divide(left) is not None) and left != right:
-                left = left * inner[i_end]
-                i_end += 1
-            elif o_end < len(outer):
-                right = right * outer[o_end]
-                o_end += 1
-            elif i_end < len(inner):
-                left = left * inner[i_end]
-                i_end += 1
-            else:
-                raise NotProvedError
-        flat = Poly.of(0)
-        for axis in range(o, o_end):
-            flat = flat * outer[axis] + index[axis]
-        parts: list[Poly] = []
-        for axis in range(i_end - 1, i, -1):
-            flat, remainder = _divmod(flat, inner[axis])
-            parts.append(remainder)
-        if i_end > i:
-            parts.append(flat)
-        result.extend(reversed(parts))
-        i, o = i_end, o_end
-    return tuple(result)
-
-
-def _divmod(number: Poly, size: Poly) -> tuple[Poly, Poly]:
-    if size == 1:
-        return number, Poly.of(0)
-    quotient, remainder = Poly.of(0), Poly.of(0)
-    for monomial, coefficient in number.terms.items():
-        if not monomial and size.constant:
-            quotient, remainder = quotient + coefficient // size.constant, remainder + coefficient % size.constant
-            continue
-        term = Poly({monomial: coefficient})
-        whole = term.divide(size)
-        if whole is None:
-            remainder = remainder + term
-        else:
-            quotient = quotient + whole
-    if len(size.terms) > 1 and not quotient.terms:
-        quotient, remainder = _divide_by_sum(number, size)
-    if remainder.never_negative() and (size - 1 - remainder).never_negative():
-        return quotient, remainder
-    raise NotProvedError
-
-
-def _divide_by_sum(number: Poly, size: Poly) -> tuple[Poly, Poly]:
-    """Split a·(x + y) + r, written out, for a size that is itself a sum."""
-    lead = max(size.terms, key=len)
-    quotient = Poly.of(0)
-    for monomial, coefficient in number.terms.items():
-        part = Poly({monomial: coefficient}).divide(Poly({lead: size.terms[lead]})) if lead else None
-        if part is not None:
-            quotient = quotient + part
-    return quotient, number - quotient * size
-
-
 def _rounded(e: Expr, dtype: str | None) -> Expr:
     """Literals as the dtype stores them (float32's lowest number is -inf in float16)."""
     if isinstance(e, Lit) and not isinstance(e.value, bool) and dtype in types.FLOATS:
@@ -504,47 +433,3 @@ def _negated(e: Expr) -> Expr:
     if isinstance(e, Op) and e.name == "where":
         return expr.where(e.args[0], _negated(e.args[1]), _negated(e.args[2]))
     return Op("Neg", (e,))
-
-
-def _find_pattern(array: np.ndarray) -> tuple | None:
-    if array.size == 0 or array.dtype.kind not in "fiub":
-        return None
-    numbers = array.astype(np.float64)
-    first = numbers.reshape(-1)[0]
-    if (numbers == first).all():
-        return "uniform", array.reshape(-1)[0].item()
-    if array.dtype.kind in "iu":
-        for axis, size in enumerate(array.shape):
-            if size < 2:
-                continue
-            line = np.moveaxis(array, axis, -1).reshape(-1, size)
-            step = int(line[0, 1]) - int(line[0, 0])
-            if (line == int(line[0, 0]) + step * np.arange(size)).all():
-                return "counting", axis, int(line[0, 0]), step
-    if array.ndim < 2 or array.shape[-1] < 2 or array.shape[-2] < 2:
-        return None
-    sheets = numbers.reshape(-1, *array.shape[-2:])
-    sheet = sheets[0]
-    if not (sheets == sheet).all():
-        return None
-    levels = np.unique(sheet)
-    if levels.size != 2:
-        return None
-    rows, columns = np.indices(sheet.shape)
-    for inside in levels:
-        chosen = sheet == inside
-        offsets = (columns - rows)[chosen]
-        diagonal, lowest = int(offsets.max()), int(offsets.min())
-        # A band must be seen to end inside the matrix; otherwise nothing is known beyond it.
-        if diagonal >= sheet.shape[1] - 1:
-            continue
-        for width in (None, diagonal - lowest + 1):
-            band = columns - rows <= diagonal
-            if width is not None:
-                band &= columns - rows > diagonal - width
-            if (band == chosen).all():
-                other = levels[levels != inside][0]
-                kind = array.dtype.kind
-                cast = bool if kind == "b" else int if kind in "iu" else float
-                return "band", diagonal, width, cast(inside), cast(other)
-    return None

@@ -112,9 +112,9 @@ class Sizes:
         if op in ("Shape", "Size"):
             return self._shape_size(node)
         if op == "Range":
-            bounds = [self._elements.at(v, ()) for v in ins]
-            if all(isinstance(b, Int) for b in bounds) and bounds[2] == Int(Poly.of(1)):
-                count = bounds[1].poly - bounds[0].poly
+            start, limit, step = (self._elements.at(v, ()) for v in ins)
+            if isinstance(start, Int) and isinstance(limit, Int) and step == Int(Poly.of(1)):
+                count = limit.poly - start.poly
                 return (count,) if count.never_negative() else None
             return None
         if op == "ConstantOfShape":
@@ -136,17 +136,17 @@ class Sizes:
             gone = {i for i, s in enumerate(inner) if s == 1} if axes is None else {a % len(inner) for a in axes}
             return tuple(s for i, s in enumerate(inner) if i not in gone)
         if op == "Transpose":
-            inner = list(self.of(ins[0]))
-            return tuple(inner[p] for p in attr(node, "perm", list(range(len(inner)))[::-1]))
+            before = self.of(ins[0])
+            return tuple(before[p] for p in attr(node, "perm", list(range(len(before)))[::-1]))
         if op == "Expand":
             return self.broadcast([self.of(ins[0]), self.content(ins[1])])
         if op == "Reshape":
             return self._reshape(node)
         if op == "Flatten":
-            inner = self.of(ins[0])
+            before = self.of(ins[0])
             axis = attr(node, "axis", 1)
-            axis = axis + len(inner) if axis < 0 else axis
-            return product(inner[:axis]), product(inner[axis:])
+            axis = axis + len(before) if axis < 0 else axis
+            return product(before[:axis]), product(before[axis:])
         if op == "Slice":
             return self._slice(node)
         if op == "Gather":
@@ -177,12 +177,12 @@ class Sizes:
         if op == "Split":
             return self._split(node, value)
         if op.startswith("Reduce"):
-            inner = self.of(ins[0])
+            before = self.of(ins[0])
             axes = axes_of(node)
             if axes is None or not attr(node, "keepdims", 1):
                 return None
-            gone = {a % len(inner) for a in axes}
-            return tuple(Poly.of(1) if i in gone else s for i, s in enumerate(inner))
+            gone = {a % len(before) for a in axes}
+            return tuple(Poly.of(1) if i in gone else s for i, s in enumerate(before))
         return None
 
     def broadcast(self, shapes: list[Sized]) -> Sized:

@@ -13,7 +13,7 @@ from onnxfuse.graph.ir import Constant, Value, Variable
 from onnxfuse.lower.emit import Emitter, dtype_of, shape_of
 
 #: What was made for a graph already, by what it was made of.
-_MADE: WeakKeyDictionary[Emitter, dict[tuple, Any]] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[Emitter, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
 class Layout:
@@ -23,7 +23,7 @@ class Layout:
         self.emitter = emitter
         self.made = _MADE.setdefault(emitter, {})
 
-    def new(self, like: Value, shape: tuple | None) -> Variable:
+    def new(self, like: Value, shape: tuple[Any, ...] | None) -> Variable:
         """A value without a producer yet, of the dtype of `like`."""
         return Variable(self.emitter.model.names.fresh(f"{like.name}_attention"), dtype=dtype_of(like), shape=shape)
 
@@ -156,13 +156,13 @@ class Layout:
 
     # Small things ---------------------------------------------------------------------------------------------------
 
-    def reshape(self, x: Value, target: Sequence[int], shape: tuple, out: Value | None = None) -> Value:
+    def reshape(self, x: Value, target: Sequence[int], shape: tuple[Any, ...], out: Value | None = None) -> Value:
         return self.emitter.op("Reshape", [x, self.ints(*target)], shape=shape, out=out)
 
-    def unsqueeze(self, x: Value, axes: list[int], shape: tuple) -> Value:
+    def unsqueeze(self, x: Value, axes: list[int], shape: tuple[Any, ...]) -> Value:
         return self.emitter.op("Unsqueeze", [x, *self.axes(axes)], attrs=self.axes_attr(axes), shape=shape)
 
-    def squeeze(self, x: Value, axes: list[int], shape: tuple) -> Value:
+    def squeeze(self, x: Value, axes: list[int], shape: tuple[Any, ...]) -> Value:
         return self.emitter.op("Squeeze", [x, *self.axes(axes)], attrs=self.axes_attr(axes), shape=shape)
 
     def axes(self, axes: list[int]) -> list[Value]:

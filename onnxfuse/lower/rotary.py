@@ -98,7 +98,7 @@ class _Tables:
         rows, positions, _ = made[key]
         return rows, positions
 
-    def _numbered(self, table: Value, shape: tuple) -> Value:
+    def _numbered(self, table: Value, shape: tuple[Any, ...]) -> Value:
         """0, 1, 2, … as [B, S]."""
         key = ("numbered", shape[0], shape[1], self.batch)
         made = self.layout.made

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfuse.analysis.elements import NotProvedError, reshaped
 from onnxfuse.analysis.expr import Int, evaluate
 from onnxfuse.analysis.poly import Index, Poly, product
+from onnxfuse.analysis.reshaping import NotProvedError, reshaped
 
 B, S, P = (Poly.of(name) for name in ("batch", "seq", "past"))
 

@@ -88,8 +88,8 @@ def stored_table(columns: list[int], rows: int = 3, read: str = FIRST_ROWS) -> V
     """Rows of a stored table."""
     numbers = ", ".join(str(10 * row + column) for row in range(rows) for column in columns)
     model = Model(parse_graph(
-        f"""g (float[S,4] x, int64[S] p) => (float[S,4] t) <float[{rows},4] table = {{{numbers}}}, int64[1] zero = {{0}}>
-        {{ {read} }}""", 18,
+        f"""g (float[S,4] x, int64[S] p) => (float[S,4] t) <float[{rows},4] table = {{{numbers}}},
+        int64[1] zero = {{0}}> {{ {read} }}""", 18,
     ))  # fmt: skip
     shapes.infer(model)
     return model.graph.outputs[0]
