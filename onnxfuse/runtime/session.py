@@ -212,6 +212,7 @@ class Runner:
 
     Raises:
         ModelError: ONNX Runtime cannot create the session.
+        RuntimeMissingError: there is no GPU that ONNX Runtime can use.
     """
 
     def __init__(
@@ -230,19 +231,24 @@ class Runner:
             )
         name = provider_name(provider)
         if name == CUDA:
+            if not cuda_works():
+                raise RuntimeMissingError("ONNX Runtime cannot use a GPU here", hint="`onnxfuse doctor` says why")
             _preload_cuda(runtime)
         try:
             self._session = _create(runtime, proto, options, [name] if name == CPU else [name, CPU])
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot load the model: {_reason(error)}") from error
         self.provider = "cuda" if CUDA in self._session.get_providers() else "cpu"
-        if provider.lower() == "cuda" and self.provider != "cuda":
-            raise RuntimeMissingError("ONNX Runtime did not get its CUDA provider to work")
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._plain = not any(
             i.type == "tensor(bfloat16)" for i in [*self._session.get_inputs(), *self._session.get_outputs()]
         )
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs that must be fed."""
+        return list(self._inputs)
 
     @property
     def session(self) -> onnxruntime.InferenceSession:

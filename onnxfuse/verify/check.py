@@ -209,6 +209,11 @@ class Verifier:
         runner, widened = self._runner(fused, base_dir or self._base_dir, must_run, verdict)
         if runner is None:
             return verdict
+        strange = [name for name in runner.inputs if name not in {spec.name for spec in self.specs}]
+        if strange:
+            verdict.status, verdict.failing = "failed", list(verdict.sets)
+            verdict.problems = [f"inputs that the original lacks: {', '.join(f'`{name}`' for name in strange)}"]
+            return verdict
         worst: dict[str, tuple[Comparison, str]] = {}
         for inputs in self.sets:
             if only is not None and inputs.name not in only:

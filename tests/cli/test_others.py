@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import numpy_helper
 
 import onnxfuse
+from onnxfuse.runtime.session import cuda_works
 
 MODELS = Path(__file__).parents[2] / "models"
 LLAMA = MODELS / "llama-dyn20-f32-sdpa-tf5.onnx"
@@ -40,6 +42,18 @@ def test_verify_wrong(cli, tiny: Path, tmp_path: Path) -> None:
     assert cli("verify", tiny, wrong, "--rtol", "1e-4").code == 1
     outcome = cli("verify", tiny, wrong, "--atol", "z:1")
     assert outcome.code == 2 and "no output `z`" in outcome.err
+
+
+def test_verify_another_model(cli) -> None:
+    outcome = cli("verify", MODELS / "vit-dyn18-f32-sdpa.onnx", LLAMA)
+    assert outcome.code == 1 and "inputs that the original lacks: `input_ids`, `attention_mask`" in outcome.out
+
+
+@pytest.mark.skipif(cuda_works(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(cli, tiny: Path) -> None:
+    for arguments in (("run", tiny), ("verify", tiny, tiny)):
+        outcome = cli(*arguments, "--provider", "cuda")
+        assert outcome.code == 2 and outcome.err.startswith("error[runtime-missing]: "), outcome.err
 
 
 def test_verify_bisects_and_cuts_out_a_repro(cli, tmp_path: Path) -> None:
