@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,10 @@ _CONSTRAINT_BONUS = 4
 _PHASE_BONUS = 3
 #: An op that is not there, after fewer checks than this, is seldom a miss: many patterns begin alike.
 _FAINT = 6
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+#: The same for tensors of another type.
+_FAINT_TYPE = 4
+_TYPE_FAILURES = frozenset({Kind.DIM_CONFLICT, Kind.SHAPE, Kind.RANK, Kind.DTYPE, Kind.UNKNOWN_TYPE})
 #: A rule that fires elsewhere in the model is the one that was expected here.
 _FIRES_ELSEWHERE_BONUS = 4
 _NAMES = re.compile(r"`[^`]*`")
@@ -269,7 +273,7 @@ class _Tracer(Tracer):
             bound=_bound(attempt.bound),
             taken_by=str(failure.found) if failure.kind is Kind.PREEMPTED else None,
             score=_score(attempt),
-            in_pieces=not view.domain(attempt.root).startswith("onnxfuse"),
+            in_pieces=attempt.root.origin is None and not view.domain(attempt.root).startswith("onnxfuse"),
         )
         best = self.records.get(key)
         if best is not None and best.reached >= (failure.phase, failure.passed):
@@ -281,7 +285,15 @@ class _Tracer(Tracer):
         names |= {v.name for v in attempt.bound.values() if isinstance(v, Value)}
         t = attempt.bound.get("T")
         faint = failure.kind in (Kind.OP_MISMATCH, Kind.ARITY) and failure.passed < _FAINT
-        quiet = faint or not attempt.is_near_miss or failure.kind is Kind.GROUP_SIZE
+        faint = faint or (failure.kind in _TYPE_FAILURES and failure.passed < _FAINT_TYPE)
+        # Neither is a root of another shape: the rule is for other tensors.
+        root = program.outputs[0]
+        faint = faint or failure.id in {f"nodes.{root}.{predicate}" for predicate in ("dtype", "rank", "shape")}
+        if attempt.root.op in _PRODUCTS and failure.kind not in _ABSENCES and failure.phase > Phase.GATE:
+            faint = False  # patterns of one node: few checks, and a product that is left over is always worth a look
+        else:
+            faint = faint or not attempt.is_near_miss
+        quiet = faint or failure.kind is Kind.GROUP_SIZE
         quiet = quiet or (t is not None and t not in FLOATS)
         inner = frozenset(_private_values_above(attempt.root, len(program.makers)))
         self.records[key] = _Record(miss, frozenset(names - {""}), quiet, inner, (failure.phase, failure.passed))
@@ -317,10 +329,20 @@ def line_of(program: Program, check: str) -> int | None:
     the same everywhere) is shown where the name is introduced."""
     head, _, name = check.partition(".")
     line = program.line(check)
+    if line is None and head == "dims":
+        line = next((program.line(place) for place in _places_of_dim(program, name)), None)
     if line is None and head in ("values", "private", "shared"):
         name = name.split(".")[0].split("[")[0]
         line = program.line(f"nodes.{name}") or program.line(f"inputs.{name}")
     return line
+
+
+def _places_of_dim(program: Program, dim: str) -> Iterator[str]:
+    """Where a rule's shapes name a dim."""
+    for group, members in (("inputs", program.spec.inputs), ("nodes", program.spec.nodes)):
+        for name, given in members.items():
+            if dim in (given.shape or ()):
+                yield f"{group}.{name}.shape"
 
 
 def _bound(bound: Mapping[str, Any]) -> dict[str, str]:

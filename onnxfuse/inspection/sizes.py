@@ -7,6 +7,7 @@ depends on data (NonZero, a Loop's trip count) stays unknown and is reported as 
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -104,9 +105,9 @@ def bind(model: ModelProto, shapes: Mapping[str, Sequence[int]], dims: Mapping[s
     known = [d.dim_param for i in inputs.values() for d in i.type.tensor_type.shape.dim if d.dim_param]
     for name, size in dims.items():
         if name not in known:
-            raise InputDataError(
-                f"the model has no dim `{name}`", hint=f"its dims are {', '.join(dict.fromkeys(known))}"
-            )
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"its dims are {', '.join(dict.fromkeys(known))}"
+            raise InputDataError(f"the model has no dim `{name}`", hint=hint)
         bound.setdefault(name, int(size))
     for name in known:
         if name not in bound and "+" not in name:

@@ -290,11 +290,32 @@ def _downstream(s: Surgeon, name: str, steps: int) -> set[str]:
     return found
 
 
+def _gemm_scaled(s: Surgeon) -> None:
+    s.attribute(s.first("Gemm"), "alpha", 0.5)
+
+
+def _gemm_transposed(s: Surgeon) -> None:
+    """The left operand comes in transposed, and Gemm turns it back."""
+    node = s.first("Gemm")
+    index = list(s.graph.node).index(node)
+    s.graph.node.insert(index, helper.make_node("Transpose", [node.input[0]], ["turned"], perm=[1, 0]))
+    s.graph.node[index + 1].input[0] = "turned"
+    s.attribute(s.graph.node[index + 1], "transA", 1)
+
+
 LLAMA, LLAMA5 = "llama-ts17-f16-eager", "llama-dyn20-f32-sdpa-tf5"
 BERT, GPT2, VIT = "bert-ts17-f16-eager", "gpt2-past-dyn18-f32-sdpa", "vit-dyn18-f32-sdpa"
 T5, QWEN = "t5_encoder-dyn20-f32-eager", "qwen2-past-dyn20-f16-eager"
 
 BREAKAGES = [
+    Breakage("gemm-alpha", BERT, "linear-gemm", ("nodes.y.any_of[0].attrs.alpha", "nodes.y.attrs.alpha"), _gemm_scaled),
+    Breakage(
+        "gemm-transposed",
+        BERT,
+        "linear-gemm",
+        ("nodes.y.any_of[0].attrs.transA", "nodes.y.attrs.transA"),
+        _gemm_transposed,
+    ),
     Breakage("axes", LLAMA, "rms-norm", ("nodes.mean.any_of[0].attrs.axes",), _axes),
     Breakage("axes-input", LLAMA5, "rms-norm", ("nodes.mean.any_of[0].attrs.axes",), _axes),
     Breakage("keepdims", T5, "rms-norm", ("nodes.mean.any_of[0].attrs.keepdims",), _no_keepdims),
