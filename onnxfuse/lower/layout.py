@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,14 @@ from onnxfuse.lower.emit import Emitter, dtype_of, shape_of
 
 #: What was made for a graph already, by what it was made of.
 _MADE: WeakKeyDictionary[Emitter, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A size: the number or symbol that it is known by (None: unknown), and what computes it, as int64 of shape [1]."""
+
+    dim: Any
+    size: Callable[[], Value]
 
 
 class Layout:
@@ -74,11 +83,11 @@ class Layout:
 
     # Masks ----------------------------------------------------------------------------------------------------------
 
-    def bias(self, mask: Value, queries: Any, q: Value, dtype: str | None) -> Value:
-        """A mask as [B or 1, H or 1, S, L] of dtype T to be added to the scores; `q` is [B, S, H·D]."""
-        key = ("bias", id(mask), queries, dtype)
+    def bias(self, mask: Value, queries: Counted, keys: Counted, dtype: str | None) -> Value:
+        """A mask as [B or 1, H or 1, S, L] of dtype T to be added to the scores."""
+        key = ("bias", id(mask), queries.dim, keys.dim, dtype)
         if key not in self.made:
-            full = self.to_queries(self.to_four_dims(mask), queries, q, 1)
+            full = self.to_scores(self.to_four_dims(mask), queries, keys)
             if dtype_of(full) == "bool":
                 full = self.emitter.op(
                     "Where",
@@ -95,23 +104,21 @@ class Layout:
         missing = 4 - len(shape)
         return mask if not missing else self.unsqueeze(mask, list(range(missing)), (1,) * missing + tuple(shape))
 
-    def to_queries(self, mask: Value, queries: Any, q: Value, axis: int) -> Value:
-        """Repeats a mask that is the same for all queries: kernels do not. `axis` is that of the queries in `q`."""
+    def to_scores(self, mask: Value, queries: Counted, keys: Counted) -> Value:
+        """A mask of four dims, repeated over queries and keys unless it provably has all of them: kernels do not."""
         shape = shape_of(mask)
         assert shape is not None
-        if len(shape) < 2 or shape[-2] == queries or shape[-2] != 1:
+        wanted = [
+            self.ints(1) if dim == have and dim is not None else size()
+            for have, dim, size in ((shape[2], queries.dim, queries.size), (shape[3], keys.dim, keys.size))
+        ]
+        if all(isinstance(w, Constant) and w is self.ints(1) for w in wanted):
             return mask
-        key = ("queries", id(mask), queries)
+        key = ("scores", id(mask), queries.dim, keys.dim)
         if key not in self.made:
-            ones = [self.ints(1)] * (len(shape) - 2)
-            target = self.emitter.op(
-                "Concat",
-                [*ones, self.size(q, axis), self.ints(1)],
-                attrs={"axis": 0},
-                dtype="int64",
-                shape=(len(shape),),
-            )
-            wide = self.emitter.op("Expand", [mask, target], shape=(*shape[:-2], queries, shape[-1]))
+            ones = [self.ints(1), self.ints(1)]
+            target = self.emitter.op("Concat", [*ones, *wanted], attrs={"axis": 0}, dtype="int64", shape=(4,))
+            wide = self.emitter.op("Expand", [mask, target], shape=(*shape[:2], queries.dim, keys.dim))
             self.made[key] = (wide, mask)
         return self.made[key][0]
 
@@ -138,6 +145,25 @@ class Layout:
                 one = self.emitter.op("Gather", [whole, self.ints(axis)], attrs={"axis": 0}, dtype="int64", shape=(1,))
                 self.made[key] = (one, x)
         return self.made[key][0]
+
+    def queries(self, q: Value, dim: Any, packed: bool) -> Counted:
+        return Counted(dim, lambda: self.size(q, 1 if packed else 2))
+
+    def keys(self, k: Value, past_k: Value | None, dim: Any, packed: bool) -> Counted:
+        """All keys: new and cached ones. `k` is what the node was given."""
+
+        def size() -> Value:
+            new = self.size(k, 1 if packed else 2)
+            if past_k is None:
+                return new
+            key = ("keys", id(k), id(past_k))
+            if key not in self.made:
+                total = self.emitter.op("Add", [new, self.size(past_k, 2)], dtype="int64", shape=(1,))
+                self.made[key] = (total, k, past_k)
+            found: Value = self.made[key][0]
+            return found
+
+        return Counted(dim, size)
 
     def key_counts(self, q: Value, k: Value) -> tuple[Value, Value]:
         """For GroupQueryAttention: the position of each sequence's last key (int32 [B]), the number of keys (int32)."""

@@ -97,6 +97,19 @@ def test_masks_and_layouts(packed: bool, kv: int, mask: str) -> None:
     np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, L])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kv", [H, G])
+def test_a_mask_whose_length_is_not_proved(packed: bool, kv: int, length: int) -> None:
+    model = lowered(attention_text(packed, kv, "L", "float[B,1,S,M] m", False, ""))
+    assert "MultiHeadAttention" in ops_of(model)
+    SIZES["M"] = length
+    feeds = random_feeds(model)
+    heads = {"q_num_heads": H, "kv_num_heads": kv} if packed else {}
+    wanted = reference("Attention", [feeds[n] for n in "qkvm"], {"scale": 0.25, **heads})[0]
+    np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("kv", [H, G])
