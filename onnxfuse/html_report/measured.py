@@ -92,8 +92,12 @@ def _case(case: Mapping[str, Any]) -> Html:
         label = join(
             [f"{milliseconds(subject['median_ms'])} ", tag("span", f"±{50 * subject['spread']:.0f}%", cls="quiet")]
         )
-        rows.append((name, label, Html(f'<span class="{kind}" style="width:{width:.1f}%"></span>'), shown))
+        rows.append((name, label, _bar(kind, width), shown))
     return table(("form", "time", "", "speed"), rows, numeric=(3,))
+
+
+def _bar(kind: str, width: float) -> Html:
+    return tag("div", Html(f'<span class="{kind}" style="width:{width:.1f}%"></span>'), cls="bars")
 
 
 def _by_op(case: Mapping[str, Any]) -> Html:

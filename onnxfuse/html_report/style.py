@@ -40,7 +40,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 td .mono { overflow-wrap: break-word; }
 .bar { display: block; height: .55rem; border-radius: 3px; background: var(--old); min-width: 1px; }
 .bar.new { background: var(--accent); margin-top: 2px; }
-.bars { width: 32%; min-width: 5.5rem; vertical-align: middle; }
+.bars { min-width: 7rem; vertical-align: middle; }
 .tag { display: inline-block; border-radius: 999px; padding: .05rem .55rem; font-size: .78rem; white-space: nowrap;
   background: var(--code); color: var(--quiet); }
 .tag.good { background: var(--accent-soft); color: var(--accent); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,10 @@ from onnxfuse.runtime.binding import BoundSession
 
 @dataclass(frozen=True)
 class NodeTime:
-    """One node of the graph that ONNX Runtime executed, after its own optimizations. Times are means over the runs."""
+    """One node of the graph that ONNX Runtime executed, after its own optimizations.
+
+    Times are means over the runs, the slowest fifth left out.
+    """
 
     node: str
     op: str
@@ -91,10 +95,19 @@ def nodes_of(events: list[dict[str, Any]], warmup: int = 0) -> list[NodeTime]:
     rows = []
     for key, times in taken.items():
         kept = times[warmup:] if len(times) > warmup else times
-        # The profiler counts whole microseconds, so a mean says more of a short node than a median.
         op, provider, output = details[key]
-        rows.append(NodeTime(key[1], op, provider, float(np.mean(kept)), output))
+        rows.append(NodeTime(key[1], op, provider, _typical(kept), output))
     return sorted(rows, key=lambda r: -r.milliseconds)
+
+
+def _typical(times: list[float]) -> float:
+    """The mean of all but the slowest fifth.
+
+    The profiler counts whole microseconds, so a mean says more of a short node than a median; a run in which the machine
+    did something else would spoil it.
+    """
+    kept = sorted(times)[: max(1, math.ceil(0.8 * len(times)))]
+    return float(np.mean(kept))
 
 
 def _shapes(types: list[dict[str, list[int]]]) -> str:
