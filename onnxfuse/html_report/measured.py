@@ -9,9 +9,9 @@ from onnxfuse.html_report.markup import Html, amount, bars, join, milliseconds, 
 
 #: Names of bench subjects for people.
 _SUBJECTS = {
-    "ort": "unfused, ONNX Runtime's optimizations on",
-    "ort-unoptimized": "unfused, no optimizations",
-    "onnxfuse": "fused by onnxfuse",
+    "ort": "ONNX Runtime alone",
+    "ort-unoptimized": "without optimizations",
+    "onnxfuse": "fused",
 }
 
 
@@ -35,7 +35,7 @@ def verification(verify: Mapping[str, Any], reverted: Sequence[Mapping[str, Any]
     ]
     notes = [tag("p", n, cls="quiet") for n in verify.get("notes", ())[:6]]
     header = ("output", "error", "unfused error", "allowed", "worst at")
-    body = table(header, rows, numeric=(1, 2, 3)) if rows else Html("")
+    body = table(header, rows, numeric=(1, 2, 3, 4)) if rows else Html("")
     return tag("section", tag("h2", "Verification"), intro, body, *problems, *taken_back, *notes)
 
 
@@ -66,7 +66,8 @@ def times(bench: Mapping[str, Any] | None) -> Html:
     sections: list[object] = [
         tag("h2", "Times"),
         tag("p", f"{machine.get('gpu') or machine['processor']}, {machine['cores']} cores, ONNX Runtime "
-            f"{machine['onnxruntime']}. Medians of interleaved runs; the spread is from the 20% to the 80% quantile.",
+            f"{machine['onnxruntime']}. ONNX Runtime alone means the unfused model with all of its "
+            "optimizations on. Medians of interleaved runs; the spread is from the 20% to the 80% quantile.",
             cls="quiet"),
     ]  # fmt: skip
     for case in bench["cases"]:

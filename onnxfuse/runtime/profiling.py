@@ -103,8 +103,8 @@ def nodes_of(events: list[dict[str, Any]], warmup: int = 0) -> list[NodeTime]:
 def _typical(times: list[float]) -> float:
     """The mean of all but the slowest fifth.
 
-    The profiler counts whole microseconds, so a mean says more of a short node than a median; a run in which the machine
-    did something else would spoil it.
+    The profiler counts whole microseconds, so a mean says more of a short node than a median; a run in which the
+    machine did something else would spoil it.
     """
     kept = sorted(times)[: max(1, math.ceil(0.8 * len(times)))]
     return float(np.mean(kept))
