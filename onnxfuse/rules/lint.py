@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from onnxfuse.errors import RuleError
 from onnxfuse.ops import registry
 from onnxfuse.rules import names, spec
+from onnxfuse.rules.alternatives import alternative_findings
 from onnxfuse.rules.case_lint import case_findings
 from onnxfuse.rules.findings import Diagnostic, Findings, distinct
 from onnxfuse.rules.known_ops import attributes_of, is_known
@@ -37,6 +38,7 @@ MEANING = {
     "undefined-function": "a predicate or weight function that does not exist, or has no such parameter",
     "cycle": "a node that needs itself",
     "unreachable-node": "a pattern node that no output reaches",
+    "unreachable-alternative": "an alternative that an earlier one always matches instead",
     "unused-input": "an input that no pattern node reads",
     "maybe-unset-capture": "a capture that the rewrite needs and that some alternative does not define",
     "rewrite-uses-interior": "a rewrite input that is an interior value and not `shared`",
@@ -356,6 +358,7 @@ def _same_priority(programs: list[Program]) -> list[Diagnostic]:
 
 _CHECKS: tuple[Callable[[Program, Findings], None], ...] = (
     _reachability,
+    alternative_findings,
     _captures,
     _rewrite_inputs,
     _ops,
