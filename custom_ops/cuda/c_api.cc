@@ -4,14 +4,17 @@
 
 #include "choose.h"
 #include "execute.h"
+#ifdef ONNXFUSE_HOPPER
 #include "hopper_launch.h"
+#endif
+#include "measure.h"
 
 namespace {
 
 int report(const onnxfuse::cuda::Status& status, char* error, int64_t capacity) {
   if (status.ok()) return 0;
   if (error != nullptr && capacity > 0) {
-    const size_t length = std::min<size_t>(status.error.size(), capacity - 1);
+    const size_t length = std::min<size_t>(status.error.size(), static_cast<size_t>(capacity - 1));
     std::memcpy(error, status.error.data(), length);
     error[length] = 0;
   }
@@ -46,12 +49,45 @@ ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* pr
 }
 
 ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages) {
+#ifdef ONNXFUSE_HOPPER
   using onnxfuse::cuda::Path;
   const auto& list = static_cast<Path>(path) == Path::kStream ? onnxfuse::cuda::stream_variants()
                                                               : onnxfuse::cuda::tile_variants();
   if (index < 0 || index >= static_cast<int>(list.size())) return 1;
-  *rows = list[index].rows, *columns = list[index].columns;
-  *gated = list[index].gated, *max_stages = list[index].max_stages;
+  *rows = list[static_cast<size_t>(index)].rows, *columns = list[static_cast<size_t>(index)].columns;
+  *gated = list[static_cast<size_t>(index)].gated, *max_stages = list[static_cast<size_t>(index)].max_stages;
   return 0;
+#else
+  (void)path, (void)index, (void)rows, (void)columns, (void)gated, (void)max_stages;
+  return 1;
+#endif
+}
+
+// A bench of one problem (its pointers are ignored), or null with the reason in `error`.
+ONNXFUSE_C_API void* onnxfuse_cuda_bench_open(const onnxfuse::cuda::LinearProblem* shape, int bias, int residual,
+                                              char* error, int64_t capacity) {
+  std::unique_ptr<onnxfuse::cuda::Bench> bench;
+  if (report(onnxfuse::cuda::Bench::open(*shape, bias != 0, residual != 0, &bench), error, capacity)) return nullptr;
+  return bench.release();
+}
+
+ONNXFUSE_C_API int onnxfuse_cuda_bench_measure(void* bench, const onnxfuse::cuda::Plan* plan, double seconds,
+                                               double* microseconds, double* difference, char* error,
+                                               int64_t capacity) {
+  onnxfuse::cuda::Measurement result;
+  const auto status = static_cast<onnxfuse::cuda::Bench*>(bench)->measure(*plan, seconds, &result);
+  *microseconds = result.microseconds;
+  *difference = result.error;
+  return report(status, error, capacity);
+}
+
+ONNXFUSE_C_API void onnxfuse_cuda_bench_close(void* bench) { delete static_cast<onnxfuse::cuda::Bench*>(bench); }
+
+// architecture and multiprocessors of the current device; the return value is 0 if there is one.
+ONNXFUSE_C_API int onnxfuse_cuda_device(int* architecture, int* multiprocessors) {
+  const onnxfuse::cuda::Device device = onnxfuse::cuda::current_device();
+  *architecture = device.architecture;
+  *multiprocessors = device.sm_count;
+  return device.sm_count == 0;
 }
 }

@@ -98,6 +98,8 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   if (half_rows % 8 || v.rows / plan.cluster_n % 8) return "the cluster is too large for the tile";
   if (std::string why = hopper_refusal(p, half_rows); !why.empty()) return why;
   if (plan.stages > v.max_stages) return "the stages exceed the shared memory";
+  // Taking turns, a warpgroup holds its last stage until its residual, up to two stages, has arrived.
+  if (plan.stages != 0 && plan.stages < 4) return "fewer than four stages";
   if (plan.raster < 1) return "the raster is not positive";
   return {};
 }

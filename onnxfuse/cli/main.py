@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("onnxfuse.cli.inspect", "Show what a model is: blocks, parameters, cost per op, memory."),
     "diff": ("onnxfuse.cli.diff", "Show what changed between two models, in blocks and ops."),
     "bench": ("onnxfuse.cli.bench", "Time a model before and after fusing."),
+    "tune": ("onnxfuse.cli.tune", "Measure which GPU kernel is fastest for each product of a model."),
     "report": ("onnxfuse.cli.report", "Write one HTML page about what fusing does to a model."),
     "regress": ("onnxfuse.cli.regress", "Check models against expected fusions, errors and times; for CI."),
     "doctor": ("onnxfuse.cli.doctor", "Show versions, providers, library and GPU, and what is wrong with them."),

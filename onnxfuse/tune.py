@@ -1,0 +1,217 @@
+"""Chooses the kernel plan for each product of a fused model by measuring, and writes a tuning file.
+
+The library reads the file that `ONNXFUSE_TUNING` names. Entries are kept per architecture, dtype, op, weight shape and
+bucket of rows; plans that give a wrong result are never kept, and neither is one that does not beat the plan the
+library would use anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxfuse import __version__
+from onnxfuse.errors import ModelError
+from onnxfuse.graph import model as models
+from onnxfuse.graph import view
+from onnxfuse.ops.opdef import FUSED_DOMAIN
+from onnxfuse.runtime import gpu
+from onnxfuse.runtime.kernels import DTYPES, PATHS, Kernels, Plan, Shape, Variant
+
+ENVIRONMENT_VARIABLE = "ONNXFUSE_TUNING"
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+DIFFERENCE_LIMIT = {"float16": 3e-3, "bfloat16": 2e-2}
+"""Largest relative difference from the portable kernel, a few roundings of the dtype."""
+
+FINALISTS = 4
+WORTH_WHILE = 0.99  # of the time of the plan that is used anyway
+SCAN_SECONDS, FINAL_SECONDS = 0.004, 0.02
+
+_INPUTS = {"Linear": ("x", "weight", "bias", "residual"), "GatedLinear": ("x", "weight", "bias")}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome for one shape: the plan that won, its time and that of the plan used without it."""
+
+    shape: Shape
+    plan: Plan
+    microseconds: float
+    default_microseconds: float
+
+
+def shapes_of(source: str | os.PathLike[str], rows: Iterable[int]) -> list[Shape]:
+    """The products of a fused model's ops with constant 16-bit weights, each with every number of rows.
+
+    Raises:
+        ModelError: the model has no such op.
+    """
+    model = models.load(source)
+    found: dict[Shape, None] = {}
+    for graph in model.graphs():
+        for node in graph.nodes:
+            if view.domain(node) != FUSED_DOMAIN or node.op not in _INPUTS:
+                continue
+            given = dict(zip(_INPUTS[node.op], node.inputs, strict=False))
+            weight = given["weight"]
+            shape, dtype = getattr(weight, "shape", None), getattr(weight, "dtype", None)
+            if not shape or len(shape) != 2 or not all(isinstance(d, int) for d in shape):
+                continue
+            name = np.dtype(dtype).name if dtype is not None else ""
+            if name not in DIFFERENCE_LIMIT or node.attrs.get("layout", "NK") != "NK":
+                continue
+            gated = node.op == "GatedLinear"
+            present = {key for key, value in given.items() if getattr(value, "name", "")}
+            base = Shape(
+                rows=1, n=shape[0] // 2 if gated else shape[0], k=shape[1], dtype=name,
+                norm=str(node.attrs.get("norm", "none")), gated=gated, bias="bias" in present,
+                activation=str(node.attrs.get("activation", "silu" if gated else "none")),
+                residual="residual" in present,
+            )  # fmt: skip
+            for count in rows:
+                found.setdefault(replace(base, rows=count))
+    if not found:
+        raise ModelError(
+            f"`{os.fspath(source)}` has no onnxfuse op with a constant 16-bit weight to tune",
+            hint="tune the output of `onnxfuse optimize --target cuda`",
+        )
+    return list(found)
+
+
+def bucket(rows: int) -> int:
+    """The bucket that holds this number of rows, as the library rounds it."""
+    return next((b for b in BUCKETS if b >= rows), BUCKETS[-1])
+
+
+def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
+    """Plans worth timing: what cannot fit, and tiles far from the shape, are left out before anything runs."""
+    found = [Plan("vendor")] if shape.rows >= 64 else []
+    for v in variants:
+        if v.path == "stream" and shape.rows <= 512:
+            fits = v.rows == max(8, bucket(shape.rows)) if shape.rows <= 32 else 32 <= v.rows <= 2 * shape.rows
+            if not fits:
+                continue
+            stats = (0, 1) if shape.norm != "none" and shape.rows >= 64 else (0,)
+            leads = (4, 8, 12) if shape.rows <= 16 else (3,)
+            kilobytes = (50, 75, 110) if shape.rows <= 32 else (75, 110)
+            for split, size, lead, own in product((1, 2, 4, 8), kilobytes, leads, stats):
+                stages = min(v.max_stages, max(2, size * 1024 // ((v.rows + v.columns) * 128)))
+                found.append(Plan("stream", v.index, stages, split, 1, 8, own, lead))
+        if v.path == "tile" and shape.rows >= 64 and v.gated == shape.gated:
+            if v.rows > 2 * shape.rows or (shape.rows >= 1024 and v.rows * v.columns < 128 * 128):
+                continue
+            rasters = (4, 16) if shape.rows > 1024 else (8,)
+            stats = (0,) if shape.norm == "none" else (0, 1) if shape.rows <= 256 else (1,)
+            for (cm, cn), raster, own in product(((1, 1), (2, 1), (1, 2)), rasters, stats):
+                found.append(Plan("tile", v.index, 0, cm, cn, raster, own))
+    return list(dict.fromkeys(found))
+
+
+def tune_shape(kernels: Kernels, shape: Shape, skip: Collection[tuple[str, int]] = ()) -> Tuned:
+    """Times the candidates for one shape: all of them briefly, the best few again beside the plan used so far."""
+    limit = DIFFERENCE_LIMIT[shape.dtype]
+    default = kernels.chosen(shape)
+    with kernels.bench(shape) as bench:
+        scanned: list[tuple[float, Plan]] = []
+        for plan in candidates(shape, kernels.variants()):
+            if (plan.path, plan.variant) in skip:
+                continue
+            measured = bench.measure(plan, SCAN_SECONDS)
+            if measured is not None and measured[1] <= limit:
+                scanned.append((measured[0], plan))
+        scanned.sort(key=lambda item: item[0])
+        finalists = [default, *(plan for _, plan in scanned[:FINALISTS] if plan != default)]
+        times: dict[Plan, list[float]] = {plan: [] for plan in finalists}
+        for _ in range(3):  # interleaved: the clock of a hot GPU wanders
+            for plan in finalists:
+                measured = bench.measure(plan, FINAL_SECONDS)
+                if measured is not None and measured[1] <= limit:
+                    times[plan].append(measured[0])
+    medians = {plan: sorted(values)[len(values) // 2] for plan, values in times.items() if values}
+    default_time = medians.get(default, float("inf"))
+    best = min(medians, key=lambda plan: medians[plan], default=default)
+    if medians.get(best, float("inf")) > WORTH_WHILE * default_time:
+        best = default
+    return Tuned(shape, best, medians.get(best, default_time), default_time)
+
+
+def tune(
+    source: str | os.PathLike[str],
+    destination: Path,
+    rows: Iterable[int] = (1, 16, 128, 512, 2048),
+    report: Callable[[Tuned], None] | None = None,
+) -> list[Tuned]:
+    """Tunes every product of the model; returns what was measured now.
+
+    An existing file of the same library, GPU and driver is continued: shapes that it holds are not measured again, and
+    it is written after every shape, beside and then renamed, so an interrupted run loses one shape at most.
+
+    Raises:
+        ModelError: the model has nothing to tune.
+        RuntimeMissingError: no library with CUDA kernels, or no GPU.
+    """
+    return tune_shapes(shapes_of(source, rows), destination, report)
+
+
+def tune_shapes(
+    shapes: Iterable[Shape],
+    destination: Path,
+    report: Callable[[Tuned], None] | None = None,
+    skip: Collection[tuple[str, int]] = (),
+) -> list[Tuned]:
+    """As `tune`, for given shapes; `skip` names variants (path, index) that are not to be tried."""
+    kernels = Kernels()
+    header = _header()
+    entries = _read(destination, header)
+    results = []
+    for shape in shapes:
+        key = _key(kernels.architecture, shape)
+        if any(all(entry.get(name) == value for name, value in key.items()) for entry in entries):
+            continue
+        tuned = tune_shape(kernels, shape, skip)
+        plan = {**asdict(tuned.plan), "path": PATHS.index(tuned.plan.path)}
+        del plan["overlap"]
+        times = {"us": round(tuned.microseconds, 3), "default_us": round(tuned.default_microseconds, 3)}
+        entries.append({**key, **plan, **times})
+        _write(destination, {**header, "entries": entries})
+        results.append(tuned)
+        if report is not None:
+            report(tuned)
+    return results
+
+
+def _key(architecture: int, shape: Shape) -> dict[str, int]:
+    return {
+        "architecture": architecture, "dtype": DTYPES.index(shape.dtype), "gated": int(shape.gated),
+        "norm": int(shape.norm != "none"), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
+        "bucket": bucket(shape.rows),
+    }  # fmt: skip
+
+
+def _header() -> dict[str, Any]:
+    devices = gpu.devices()
+    name, driver = (devices[0].name, devices[0].driver_cuda) if devices else ("unknown", "unknown")
+    return {"version": 1, "library": __version__, "gpu": name, "driver_cuda": driver}
+
+
+def _read(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(stored, dict) or any(stored.get(key) != value for key, value in header.items()):
+        return []  # another library, GPU or driver: measured times do not carry over
+    return [entry for entry in stored.get("entries", []) if isinstance(entry, dict)]
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    beside.replace(path)

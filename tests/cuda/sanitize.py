@@ -1,0 +1,53 @@
+"""Every kernel variant once on small shapes, to run under NVIDIA's checkers; compares each with the portable kernel.
+
+    compute-sanitizer --tool memcheck python tests/cuda/sanitize.py     (also racecheck, initcheck)
+
+Exits with 1 if a result differs. Needs no PyTorch and no ONNX Runtime, so that the checkers see our kernels only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from onnxfuse.runtime.kernels import Kernels, Plan, Shape, Variant
+
+EXTENTS = ((5, 136, 200), (70, 264, 328))  # rows, columns, K: a single partial tile; several, with a K tail
+
+
+def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
+    for v in variants:
+        if v.path == "stream":
+            for split in (1, 2, 4):
+                yield Plan("stream", v.index, 3, split, row_stats=split % 2 if shape.norm != "none" else 0)
+        elif v.gated == shape.gated:
+            for cluster in ((1, 1), (2, 1), (1, 2)):
+                yield Plan("tile", v.index, 0, *cluster, raster=2, row_stats=int(cluster == (2, 1)))
+
+
+def main() -> int:
+    kernels = Kernels()
+    variants = kernels.variants()
+    checked = wrong = 0
+    for rows, n, k in EXTENTS:
+        for norm, activation, gated in (("none", "none", False), ("rms", "silu", False), ("layer", "gelu", False),
+                                        ("rms", "silu", True)):
+            shape = Shape(rows, n, k, "float16", norm, activation, gated, bias=norm != "none",
+                          residual=not gated and norm == "rms")
+            with kernels.bench(shape) as bench:
+                for plan in plans(variants, shape):
+                    measured = bench.measure(plan, 0.0)
+                    if measured is None:
+                        continue
+                    checked += 1
+                    if not measured[1] < 3e-3:
+                        wrong += 1
+                        print(f"wrong: {measured[1]:.2e} {shape} {plan}")
+    print(f"{checked} kernel runs checked, {wrong} wrong")
+    return 1 if wrong or not checked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The tuner without a GPU: what it measures, what it keeps, how it resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfuse import tune
+from onnxfuse.errors import ModelError
+from onnxfuse.runtime.kernels import Plan, Shape, Variant
+
+VARIANTS = [
+    Variant("stream", 0, 8, 64, False, 24),
+    Variant("stream", 1, 64, 64, False, 11),
+    Variant("tile", 0, 128, 256, False, 4),
+    Variant("tile", 1, 128, 256, True, 4),
+]
+SLOW, FAST, WRONG = Plan(), Plan("stream", 0, 11, 2, 1, 8, 0, 8), Plan("stream", 0, 11, 4, 1, 8, 0, 8)
+
+
+class FakeKernels:
+    """The plan FAST takes half the time of any other, WRONG none at all but gives a wrong result."""
+
+    architecture = 90
+    opened: list[Shape]
+
+    def __init__(self) -> None:
+        type(self).opened = []
+
+    def variants(self) -> list[Variant]:
+        return VARIANTS
+
+    def chosen(self, shape: Shape) -> Plan:
+        return SLOW
+
+    @contextmanager
+    def bench(self, shape: Shape) -> Iterator[FakeKernels]:
+        self.opened.append(shape)
+        yield self
+
+    def measure(self, plan: Plan, seconds: float) -> tuple[float, float] | None:
+        if plan == WRONG:
+            return 0.1, 0.5
+        if plan.path == "vendor":
+            return None
+        return (5.0 if plan == FAST else 10.0), 2e-4
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    def weight(name: str, rows: int, k: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(np.zeros((rows, k), np.float16), name)
+
+    nodes = [
+        helper.make_node("Linear", ["x", "w0"], ["a"], domain="onnxfuse", norm="rms"),
+        helper.make_node("Linear", ["a", "w1"], ["b"], domain="onnxfuse"),
+        helper.make_node("Linear", ["b", "w2", "", "x"], ["c"], domain="onnxfuse"),
+        helper.make_node("GatedLinear", ["c", "w3"], ["y"], domain="onnxfuse"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT16, ["n", 64])], [value("y", TensorProto.FLOAT16, ["n", 32])],
+        [weight("w0", 64, 64), weight("w1", 64, 64), weight("w2", 64, 64), weight("w3", 64, 64)],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("onnxfuse", 1)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def test_shapes_are_the_products_of_the_model(model: Path) -> None:
+    shapes = tune.shapes_of(model, (1, 16))
+    assert len(shapes) == 8
+    assert Shape(16, 64, 64, norm="rms") in shapes
+    assert Shape(1, 64, 64, residual=True) in shapes
+    assert Shape(1, 32, 64, gated=True, activation="silu") in shapes
+
+
+def test_a_model_without_fused_ops_is_refused(tmp_path: Path) -> None:
+    graph = helper.make_graph([], "g", [], [])
+    onnx.save(helper.make_model(graph), tmp_path / "empty.onnx")
+    with pytest.raises(ModelError, match="no onnxfuse op"):
+        tune.shapes_of(tmp_path / "empty.onnx", (1,))
+
+
+@pytest.mark.parametrize("rows", (1, 100, 4096))
+def test_candidates_fit_the_shape(rows: int) -> None:
+    plans = tune.candidates(Shape(rows, 256, 1024, norm="rms"), VARIANTS)
+    by_index = {(v.path, v.index): v for v in VARIANTS}
+    for plan in plans:
+        if plan.path == "vendor":
+            continue
+        variant = by_index[plan.path, plan.variant]
+        assert not variant.gated
+        assert plan.stages <= variant.max_stages
+        assert variant.rows <= max(8, 2 * rows)
+    assert {plan.path for plan in plans} == {1: {"stream"}, 100: {"stream", "tile", "vendor"}}.get(
+        rows, {"tile", "vendor"}
+    )
+
+
+def test_the_fastest_right_plan_is_kept_and_a_run_resumes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [FAST, WRONG, Plan("vendor")])
+    path = tmp_path / "tuning.json"
+    results = tune.tune(model, path, rows=(3,))
+    assert [(t.plan, t.microseconds, t.default_microseconds) for t in results] == [(FAST, 5.0, 10.0)] * len(results)
+    stored = json.loads(path.read_text())
+    entry = stored["entries"][0]
+    assert entry["bucket"] == 4
+    assert (entry["path"], entry["variant"], entry["stages"], entry["cluster_m"], entry["lead"]) == (1, 0, 11, 2, 8)
+    # Shapes that differ only in what the table does not hold are measured once.
+    assert len(stored["entries"]) == len(FakeKernels.opened) == 3
+
+    assert tune.tune(model, path, rows=(4,)) == []
+    assert FakeKernels.opened == []
+    stored["driver_cuda"] = "another"
+    path.write_text(json.dumps(stored))
+    assert len(tune.tune(model, path, rows=(4,))) == 3
+
+
+def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [Plan("tile"), WRONG])
+    assert {t.plan for t in tune.tune(model, tmp_path / "tuning.json", rows=(1,))} == {SLOW}
