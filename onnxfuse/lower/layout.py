@@ -124,7 +124,10 @@ class Layout:
 
     def nan_to_zero(self, x: Value, out: Value | None) -> Value:
         """Where x is NaN: 0."""
-        is_nan = self.emitter.op("IsNaN", [x], dtype="bool")
+        asked = x
+        if dtype_of(x) == "bfloat16":  # for which there is no IsNaN
+            asked = self.emitter.op("Cast", [x], attrs={"to": types.onnx_of("float32")}, dtype="float32")
+        is_nan = self.emitter.op("IsNaN", [asked], dtype="bool", shape=shape_of(x))
         return self.emitter.op(
             "Where", [is_nan, self.scalar(0.0, dtype_of(x)), x], out=out, dtype=dtype_of(x), shape=shape_of(x)
         )
