@@ -203,8 +203,15 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
         k, v = b.op("Concat", past_k, k, axis=2), b.op("Concat", past_v, v, axis=2)
     grouped = _is_grouped(b, attrs)
     scaled_q, scaled_k = _scaled(b, q, k, attrs["scale"])
-    if grouped:
-        # Keys and values are not repeated: the query heads of one group become a dim of their own.
+    heads = _head_counts(b, attrs) if grouped else None
+    if heads is not None:
+        # Keys and values are not repeated: the query heads of one group stand one below the other.
+        by_group, flat = b.ints(0, heads[1], -1, 0), b.ints(0, heads[0], -1, 0)
+        scaled_q, v_operand, transposed = (
+            b.op("Reshape", scaled_q, by_group), v, b.op("Transpose", scaled_k, perm=[0, 1, 3, 2]),
+        )  # fmt: skip
+    elif grouped:
+        # The same with sizes that are only known at run time: the query heads of one group become a dim of their own.
         kv_heads, batch = b.dim(k, 1), b.dim(q, 0)
         by_group = b.op("Concat", batch, kv_heads, b.ints(-1), b.slice(b.op("Shape", q), 2, 4, 0), axis=0)
         scaled_q = b.op("Reshape", scaled_q, by_group)
@@ -214,7 +221,8 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
         v_operand, transposed = v, b.op("Transpose", scaled_k, perm=[0, 1, 3, 2])
     raw = b.op("MatMul", scaled_q, transposed)
     if grouped:
-        flat = b.op("Concat", b.slice(b.op("Shape", q), 0, 3, 0), b.dim(k, 2), axis=0)
+        if heads is None:
+            flat = b.op("Concat", b.slice(b.op("Shape", q), 0, 3, 0), b.dim(k, 2), axis=0)
         raw = b.op("Reshape", raw, flat)
     capped = raw
     if attrs["softcap"]:
@@ -232,18 +240,12 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
     weights = b.cast(b.op("Softmax", b.cast(masked, precision), axis=-1), b.dtype, precision)
     if attrs["nan_guard"] and (visible or additive):
         weights = b.op("Where", _hidden_rows(b, visible, additive), b.scalar(0.0), weights)
-    operand = (
-        b.op(
-            "Reshape",
-            weights,
-            b.op("Concat", batch, kv_heads, b.ints(-1), b.slice(b.op("Shape", weights), 2, 4, 0), axis=0),
-        )
-        if grouped
-        else weights
-    )
-    y = b.op("MatMul", operand, v_operand)
+    if grouped and heads is None:
+        by_group = b.op("Concat", batch, kv_heads, b.ints(-1), b.slice(b.op("Shape", weights), 2, 4, 0), axis=0)
+        flat = b.op("Concat", b.slice(b.op("Shape", q), 0, 3, 0), b.dim(v, 3), axis=0)
+    y = b.op("MatMul", b.op("Reshape", weights, by_group) if grouped else weights, v_operand)
     if grouped:
-        y = b.op("Reshape", y, b.op("Concat", b.slice(b.op("Shape", q), 0, 3, 0), b.dim(v, 3), axis=0))
+        y = b.op("Reshape", y, flat)
     if attrs["q_num_heads"]:
         y = b.op("Reshape", b.op("Transpose", y, perm=[0, 2, 1, 3]), b.ints(0, 0, -1))
     stages = (raw, capped, masked, weights)
@@ -260,6 +262,14 @@ def _is_grouped(b: BodyBuilder, attrs: Mapping[str, Any]) -> bool:
     if q is None or k is None or q.shape is None or k.shape is None or q.shape[1] is None:
         return True
     return q.shape[1] != k.shape[1]
+
+
+def _head_counts(b: BodyBuilder, attrs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Query heads and key heads, if both are known."""
+    if attrs["q_num_heads"]:
+        return attrs["q_num_heads"], attrs["kv_num_heads"]
+    counts = [t.shape[1] if t is not None and t.shape is not None else None for t in b.types[:2]]
+    return (counts[0], counts[1]) if isinstance(counts[0], int) and isinstance(counts[1], int) else None
 
 
 def _scaled(b: BodyBuilder, q: str, k: str, scale: float | None) -> tuple[str, str]:
