@@ -97,6 +97,12 @@ def _swish(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     return False
 
 
+def _hard_swish(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
+    if not kernels.has("HardSwish", dtype_of(node.inputs[0]), opset=emitter.opset):
+        return False
+    return _emit_elementwise(emitter, node, "", "HardSwish", {})
+
+
 def _emit_elementwise(emitter: Emitter, node: Node, domain: str, op: str, attrs: dict[str, Any]) -> bool:
     inputs, outputs = emitter.replace(node)
     emitter.op(op, inputs, domain=domain, attrs=attrs, out=outputs[0])
@@ -121,6 +127,7 @@ _LOWERINGS: dict[str, Callable[[Emitter, KernelTable, Node], bool]] = {
     "RMSNormalization": _rms_norm,
     "Gelu": _gelu,
     "Swish": _swish,
+    "HardSwish": _hard_swish,
     "Attention": lower_attention,
     "RotaryEmbedding": lower_rotary,
 }

@@ -188,6 +188,18 @@ def _last_axis_cut(node: Node) -> tuple[int, int] | None:
 
 
 @predicate
+def one_row_for_the_batch(scope: Scope, row: Value, total: Value) -> Outcome:
+    """of: two values
+    holds: the first is [S, K] or [1, S, K] where the second is [B, S, K], provably
+    """
+    one, whole = shape_of(row), shape_of(total)
+    if one is None or whole is None or len(whole) != 3:
+        return Refused("[S, K] or [1, S, K] beside [B, S, K]", show(one))
+    without = one[1:] if len(one) == 3 and one[0] == 1 else one
+    return {} if same_shape(without, whole[1:]) else Refused(show(whole[1:]), show(one))
+
+
+@predicate
 def made_by_no_product(scope: Scope, *values: Value) -> Outcome:
     """of: values
     holds: none of them comes from a `Linear` that could take a residual, even if its constant bias is still added apart

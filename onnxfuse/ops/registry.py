@@ -8,7 +8,7 @@ from onnxfuse.errors import OpError
 from onnxfuse.ops.gated_linear import GATED_LINEAR
 from onnxfuse.ops.linear import LINEAR
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, OpDef
-from onnxfuse.ops.std_activations import GELU, SWISH
+from onnxfuse.ops.std_activations import GELU, HARD_SWISH, SWISH
 from onnxfuse.ops.std_attention import ATTENTION
 from onnxfuse.ops.std_norms import LAYER_NORMALIZATION, RMS_NORMALIZATION
 from onnxfuse.ops.std_rotary_embedding import ROTARY_EMBEDDING
@@ -23,6 +23,7 @@ OPS: tuple[OpDef, ...] = (
     LAYER_NORMALIZATION,
     GELU,
     SWISH,
+    HARD_SWISH,
     ROTARY_EMBEDDING,
     ATTENTION,
 )

@@ -16,7 +16,7 @@ from onnxfuse.match.scope import Scope, Target
 from onnxfuse.ruletest.cases import load, parse_graph
 
 TEXT = """
-g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd) => (y, lo, hi, hi2, step, up, u, v, r, o1, o2)
+g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row) => (y, lo, hi, hi2, step, up, u, v, r, o1, o2, moved)
 <float two = {2}, float[2] pair = {2, 2}, float[2] other = {2, 3}, int64[1] zero = {0}, int64[1] four = {4},
  int64[1] eight = {8}, int64[1] three = {3}, int64[1] last = {-1},
  int64[1] first = {0}, int64[1] one = {1}, float[8,8] w, float[8] b>
@@ -33,6 +33,7 @@ g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd) => (y, lo, hi, hi2, step, up,
   u = Add (h, b)
   q = onnxfuse.Linear (z, w, , y)
   v = Relu (q)
+  moved = Neg (row)
   r = Sub (z, x)
 }
 """
@@ -116,6 +117,10 @@ EMPTY = Constant("e", np.zeros(0, np.float32))
         ("maybe_other_size", (8, 8), {}, False),
         ("maybe_other_size", (1, 8), {}, False),
         ("made_by_no_product", ("y", "r"), {}, True),
+        ("one_row_for_the_batch", ("row", "y"), {}, True),
+        ("one_row_for_the_batch", ("b", "y"), {}, False),
+        ("one_row_for_the_batch", ("z", "y"), {}, False),
+        ("one_row_for_the_batch", ("odd", "odd"), {}, False),
         ("made_by_no_product", ("h",), {}, False),
         ("made_by_no_product", ("x", "u"), {}, False),
         ("made_by_no_product", ("q",), {}, True),

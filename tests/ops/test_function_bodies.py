@@ -106,6 +106,8 @@ def test_activations(dtype: str, opset: int) -> None:
         check(registry.get("onnxfuse.std", "Gelu"), [x], {"approximate": approximate}, opset)
     for alpha in (1.0, 1.702):
         check(registry.get("onnxfuse.std", "Swish"), [x], {"alpha": alpha}, opset)
+    if dtype != "bfloat16":  # which HardSigmoid lacks
+        check(registry.get("onnxfuse.std", "HardSwish"), [x], {}, opset)
 
 
 @pytest.mark.parametrize("dtype", list(LIMIT))
