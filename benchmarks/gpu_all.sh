@@ -7,10 +7,11 @@ build=${BUILD_DIR:-/tmp/onnxfuse-build}
 step() {
   limit=$1 name=$2 start=$(date +%s)
   shift 2
-  timeout "$limit" "$@" > "$results/$name.log" 2>&1
+  timeout "$limit" "$@" > "$build.log" 2>&1
   code=$?
-  echo "== $name: exit $code, $(($(date +%s) - start)) s"
-  tail -n "${LINES_SHOWN:-12}" "$results/$name.log" | cut -c1-220
+  echo "== $name: exit $code, $(($(date +%s) - start)) s" | tee -a "$results/session.log"
+  cat "$build.log" >> "$results/session.log"
+  tail -n "${LINES_SHOWN:-12}" "$build.log" | cut -c1-220
   return $code
 }
 

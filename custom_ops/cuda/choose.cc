@@ -36,7 +36,7 @@ struct TileCost {
 };
 constexpr TileCost kPlainTiles[] = {{0, 0.70, 3.0}, {1, 0.55, 2.3}, {2, 0.36, 1.8}, {3, 0.27, 1.6},
                                     {4, 0.25, 1.6}, {5, 0.195, 0.9}};
-constexpr TileCost kGatedTiles[] = {{6, 0.70, 3.2}, {7, 0.36, 2.0}, {8, 0.25, 1.7}};
+constexpr TileCost kGatedTiles[] = {{6, 0.70, 3.2}, {7, 0.42, 2.0}, {8, 0.25, 1.7}};
 
 double tile_time(const LinearProblem& p, const TileCost& cost, const Device& device) {
   const HopperVariant& v = tile_variants()[cost.variant];
