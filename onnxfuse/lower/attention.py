@@ -56,12 +56,25 @@ def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
         return True
     multi_head = kernels.has("MultiHeadAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1)
     if multi_head and _multi_head_takes(node, attrs, sizes):
+        one_size = operand(node, 4) is None or sizes.head_size == sizes.value_size
+        if sizes.group > 1 and one_size and not attrs["is_causal"] and _rows_pay(node, kernels):
+            _emit_grouped_rows(emitter, node, attrs, sizes)
+            return True
         _emit_multi_head(emitter, node, attrs, sizes, kernels.target.provider == "cpu")
         return True
     if kernels.has("Attention", dtype, opset=emitter.opset, rank=4) and _native_takes(node, attrs, sizes):
         _emit_native(emitter, node, attrs, sizes)
         return True
     return False
+
+
+def _rows_pay(node: Node, kernels: KernelTable) -> bool:
+    """Whether grouped keys are not repeated (`_emit_grouped_rows`).
+
+    With a cache, on CPU: 0.62 to 0.80 of the exported time for one token after 128 to 512, against 0.94 to 0.98 with
+    repeated keys; for 256 tokens both take the same. Without one, repeated keys give more threads something to do.
+    """
+    return kernels.target.provider == "cpu" and operand(node, 4) is not None
 
 
 def _sizes(node: Node, attrs: dict[str, Any]) -> _Sizes | None:
@@ -160,6 +173,31 @@ def _emit_multi_head(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes:
 def _counted(layout: Layout, sizes: _Sizes, q: Value, k: Value, past_k: Value | None) -> tuple[Counted, Counted]:
     queries = layout.queries(q, sizes.queries, sizes.packed)
     return queries, layout.keys(k, past_k, sizes.keys, sizes.packed)
+
+
+def _emit_grouped_rows(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes: _Sizes) -> None:
+    """MultiHeadAttention over the key heads, the query heads of each group as further queries: no key is repeated."""
+    inputs, outputs = _take(emitter, node)
+    q, k, v, mask, past_k, past_v = inputs
+    layout = Layout(emitter)
+    queries, keys = _counted(layout, sizes, q, k, past_k)
+    bias = None if mask is None else layout.bias(mask, queries, keys, dtype_of(q))
+    if bias is not None:
+        bias = layout.bias_of_rows(bias, sizes.kv_heads, sizes.group)
+    if not sizes.packed:
+        q, k, v = layout.merge_heads(q), layout.merge_heads(k), layout.merge_heads(v)
+    rows = layout.group_to_rows(q, sizes.kv_heads, sizes.group)
+    y = layout.new(q, (sizes.batch, None, sizes.kv_heads * sizes.value_size))
+    emitter.add(
+        "MultiHeadAttention",
+        [rows, k, v, None, None, bias, past_k, past_v],
+        [y, outputs[1], outputs[2]] if past_k is not None else [y],
+        domain=MICROSOFT,
+        attrs={"num_heads": sizes.kv_heads, "scale": _scale(attrs, sizes)},
+    )
+    direct = sizes.packed and not attrs["nan_guard"]
+    packed = layout.rows_to_group(y, sizes.kv_heads, sizes.group, sizes.queries, outputs[0] if direct else None)
+    _finish_output(layout, attrs, sizes, packed, outputs[0])
 
 
 def _finish_output(layout: Layout, attrs: dict[str, Any], sizes: _Sizes, y: Value, out: Value) -> None:

@@ -81,6 +81,40 @@ class Layout:
         total = (shape[0], shape[1], length, shape[3])
         return self.emitter.op("Concat", [first, second], attrs={"axis": 2}, out=out, shape=total)
 
+    def group_to_rows(self, q: Value, groups: int, times: int) -> Value:
+        """[B, S, groups·times·D] -> [B, times·S, groups·D]: the query heads of a group as queries of its key head."""
+        shape = shape_of(q)
+        assert shape is not None
+        b, s, hidden = shape
+        d = hidden // (groups * times)
+        apart = self.reshape(q, [0, 0, groups, times, d], (b, s, groups, times, d))
+        turned = self.transpose(apart, [0, 3, 1, 2, 4])
+        return self.reshape(turned, [0, -1, groups * d], (b, None, groups * d))
+
+    def rows_to_group(self, y: Value, groups: int, times: int, queries: Any, out: Value | None) -> Value:
+        """[B, times·S, groups·E] -> [B, S, groups·times·E]."""
+        shape = shape_of(y)
+        assert shape is not None
+        b, _, hidden = shape
+        e = hidden // groups
+        apart = self.reshape(y, [0, times, -1, groups, e], (b, times, queries, groups, e))
+        turned = self.transpose(apart, [0, 2, 3, 1, 4])
+        return self.reshape(turned, [0, 0, hidden * times], (b, queries, hidden * times), out)
+
+    def bias_of_rows(self, bias: Value, groups: int, times: int) -> Value:
+        """A bias [·, 1 or H, S, L] for queries that stand as `group_to_rows` has them."""
+        shape = shape_of(bias)
+        assert shape is not None
+        key = ("rows of bias", id(bias), groups, times)
+        if key not in self.made:
+            if shape[1] == 1:
+                rows = self.emitter.op("Concat", [bias] * times, attrs={"axis": 2}, shape=(shape[0], 1, None, shape[3]))
+            else:
+                rows = self.reshape(bias, [0, groups, -1, 0], (shape[0], groups, None, shape[3]))
+            self.made[key] = (rows, bias)
+        found: Value = self.made[key][0]
+        return found
+
     # Masks ----------------------------------------------------------------------------------------------------------
 
     def bias(self, mask: Value, queries: Counted, keys: Counted, dtype: str | None) -> Value:
@@ -176,10 +210,13 @@ class Layout:
         if key not in self.made:
             int32 = {"to": types.onnx_of("int32")}
             number = self.emitter.op("Cast", [self.size(k, 1)], attrs=int32, dtype="int32", shape=(1,))
-            one = self.emitter.constant("one", np.array([1], np.int32))
-            last = self.emitter.op("Sub", [number, one], dtype="int32", shape=(1,))
-            last = self.emitter.op("Expand", [last, self.size(q, 0)], dtype="int32", shape=(q_shape[0],))
             scalar = self.squeeze(number, [0], ())
+            one = self.emitter.constant("one", np.array(1, np.int32))
+            before = self.emitter.op("Sub", [scalar, one], dtype="int32", shape=())
+            # Range reads numbers in host memory and writes to the device: no copy between them, which would keep the
+            # session from capturing a CUDA graph.
+            last = self.emitter.op("Range", [before, scalar, one], dtype="int32", shape=(1,))
+            last = self.emitter.op("Expand", [last, self.size(q, 0)], dtype="int32", shape=(q_shape[0],))
             self.made[key] = ((last, scalar), None)
         return self.made[key][0]
 
@@ -187,6 +224,11 @@ class Layout:
 
     def reshape(self, x: Value, target: Sequence[int], shape: tuple[Any, ...], out: Value | None = None) -> Value:
         return self.emitter.op("Reshape", [x, self.ints(*target)], shape=shape, out=out)
+
+    def transpose(self, x: Value, perm: list[int]) -> Value:
+        shape = shape_of(x)
+        assert shape is not None
+        return self.emitter.op("Transpose", [x], attrs={"perm": perm}, shape=tuple(shape[p] for p in perm))
 
     def unsqueeze(self, x: Value, axes: list[int], shape: tuple[Any, ...]) -> Value:
         return self.emitter.op("Unsqueeze", [x, *self.axes(axes)], attrs=self.axes_attr(axes), shape=shape)
