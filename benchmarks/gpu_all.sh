@@ -20,10 +20,11 @@ export ONNXFUSE_LIBRARY="$build/libonnxfuse_ops.so" PYTHONPATH="$PWD:$PYTHONPATH
 skip=""
 step 40 variants python3 tests/cuda/sanitize.py || skip="--skip tile9 tile10 tile11 tile12 tile13"
 step 90 tests python3 -m pytest tests/cuda --confcutdir=tests/cuda -q
-LINES_SHOWN=40 step 100 tune python3 benchmarks/tune_shapes.py --suite llama swiglu layer-norm norm-linear -o "$results/tuning.json" $skip
+LINES_SHOWN=40 step 80 tune python3 benchmarks/tune_shapes.py --suite llama swiglu layer-norm -o "$results/tuning.json" $skip
 export ONNXFUSE_TUNING="$results/tuning.json"
 [ -n "$SKIP_MODEL" ] || LINES_SHOWN=60 step 220 llama python3 benchmarks/bench_llama.py --results "$results/llama.csv"
-LINES_SHOWN=90 step 150 ops python3 benchmarks/bench_op.py --suite ${OP_SUITES:-norm-linear swiglu decode activation layer-norm} \
-  --results "$results/ops.csv" --commit "${COMMIT:-unknown}"
+ops="python3 benchmarks/bench_op.py --results $results/ops.csv --commit ${COMMIT:-unknown}"
+LINES_SHOWN=60 step 80 ops $ops --no-compile --suite swiglu decode activation layer-norm
+LINES_SHOWN=40 step 90 norm-linear $ops --suite norm-linear  # with torch.compile: seconds a shape
 step 60 memcheck compute-sanitizer --tool memcheck --error-exitcode 3 python3 tests/cuda/sanitize.py
 step 60 racecheck compute-sanitizer --tool racecheck --error-exitcode 3 python3 tests/cuda/sanitize.py
