@@ -1,172 +1,149 @@
 """Which blocks of the model corpus are found, and are still right, against what the manifest says is in the models.
 
-    python benchmarks/coverage.py FOLDER [--target cpu] [--models llama,bert] [--missing] [--json FILE]
+    python benchmarks/coverage.py FOLDER [--tools ours|all|NAME] [--models llama,bert] [--missing] [--write] [--check]
 
-Shares are over blocks that are not one op in the exported file already; files fused already (genai) are left out. A
-model whose outputs no longer match the stored ones (relative to the largest reference value: 2e-4 float32, 2e-2 half,
-1e-3 quantized; or as far as the exported file itself matches them here) counts as nothing found.
+Every tool goes through every file in the same run. `--write` keeps the results in benchmarks/results and makes
+docs/reference/coverage.md from them; `--check` compares what onnxfuse finds in the files of FOLDER with those results.
+onnxruntime.transformers needs torch: without it here, COVERAGE_TORCH names a folder that has it (site-packages).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import importlib.metadata
 import json
+import os
+import platform
 import sys
-import time
-from collections import defaultdict
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-TOLERANCE = {"float32": 2e-4, "float16": 2e-2, "bfloat16": 2e-2}
-#: Dtypes that ONNX Runtime's CPU provider cannot compute in; such models run through the float32 oracle instead.
-NOT_ON_CPU = ("bfloat16",)
-#: What is reported, as sums of manifest keys.
-KINDS: dict[str, tuple[str, ...]] = {
-    "rmsnorm": ("rmsnorm",),
-    "layernorm": ("layernorm",),
-    "skip+norm": ("skip_rmsnorm", "skip_layernorm"),
-    "gelu": ("act_gelu_erf", "act_gelu_tanh", "act_quick_gelu"),
-    "silu": ("act_silu",),
-    "matmul+bias": ("matmul_bias",),
-    "matmul+bias+act": (
-        "matmul_bias_act_gelu_erf", "matmul_bias_act_gelu_tanh", "matmul_bias_act_quick_gelu", "matmul_bias_act_relu",
-        "matmul_bias_act_tanh",
-    ),
-    "matmul+act": ("matmul_act_silu", "matmul_act_gelu_tanh", "matmul_act_relu"),
-    "swiglu/geglu": ("swiglu", "geglu", "reglu"),
-    "qkv packed": ("qkv_shared_input_groups",),
-    "rope": ("rope",),
-    "attention": ("attention",),
-}  # fmt: skip
-#: Native ops of the exported file that already are the block.
-_NATIVE = {
-    "rmsnorm": ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization"),
-    "skip_rmsnorm": ("com.microsoft::SkipSimplifiedLayerNormalization",),
-    "layernorm": ("LayerNormalization",),
-    "act_gelu_erf": ("Gelu",),
-    "act_gelu_tanh": ("Gelu",),
-    "act_silu": ("Swish",),
-    "matmul_bias": ("Gemm",),
-    "rope": ("RotaryEmbedding",),
-    "attention": ("Attention", "com.microsoft::GroupQueryAttention", "com.microsoft::MultiHeadAttention"),
-}
+import coverage_page  # noqa: E402
+import coverage_tools  # noqa: E402
 
-
-def native(record: dict[str, Any], key: str) -> int:
-    """How many blocks of `key` are one op in the exported file."""
-    return sum(record["native_ops"].get(op, 0) for op in _NATIVE.get(key, ()))
-
-
-def found_of(blocks: dict[str, Any], key: str) -> int:
-    """What was counted for a manifest key. A product whose bias came from a norm's shift counts for the key without."""
-    found = int(blocks.get(key, 0))
-    if key.startswith("matmul_act_"):
-        found += int(blocks.get(key.replace("matmul_", "matmul_bias_", 1), 0))
-    return found
-
-
-def matches(outputs: dict[str, np.ndarray], reference: dict[str, np.ndarray], dtype: str) -> float:
-    """The worst error relative to the largest reference value, over the tolerance (≤ 1: right)."""
-    worst = 0.0
-    for name, wanted in reference.items():
-        got = np.asarray(outputs[name], np.float64)
-        wanted = np.asarray(wanted, np.float64)
-        scale = max(float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0)), 1e-30)
-        if got.shape != wanted.shape or not np.array_equal(np.isnan(got), np.isnan(wanted)):
-            return float("inf")
-        worst = max(worst, float(np.max(np.abs(np.nan_to_num(got - wanted)), initial=0.0)) / scale)
-    return worst / TOLERANCE.get(dtype, 2e-4)
+RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
+TABLE = RESULTS.with_suffix(".csv")
+PAGE = ROOT / "docs" / "reference" / "coverage.md"
+COMMAND = "python benchmarks/coverage.py FOLDER --tools all --write"
+PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxscript", "onnx", "onnx-graphsurgeon", "numpy")
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", default="cpu")
-    parser.add_argument("--models", default="", help="only files whose name contains one of these (comma-separated)")
+    parser.add_argument("folder", type=Path, help="models, their stored outputs, and manifest.json")
+    parser.add_argument("--tools", default="ours", help="`ours`, `all`, or names that contain one of these (a,b)")
+    parser.add_argument("--models", default="", help="only files whose name contains one of these (a,b)")
     parser.add_argument("--missing", action="store_true", help="list the blocks that were not found, by file")
-    parser.add_argument("--json", type=Path, help="write all counts to a file")
+    parser.add_argument("--write", action="store_true", help="keep the results and make the page")
+    parser.add_argument("--check", action="store_true", help="compare with the kept results; exit code 1 if worse")
     options = parser.parse_args(arguments)
     records = json.loads((options.folder / "manifest.json").read_text())["models"]
-    wanted = [w for w in options.models.split(",") if w]
-    records = [r for r in records if not wanted or any(w in r["file"] for w in wanted)]
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    rows: list[dict[str, Any]] = []
+    wanted = [part for part in options.models.split(",") if part]
+    records = [r for r in records if r.get("npz") and (not wanted or any(part in r["file"] for part in wanted))]
+    rows = measure(options.folder.resolve(), records, chosen_tools(options.tools), options.missing)
+    print_totals(rows)
+    if options.write:
+        write({"command": COMMAND, "versions": versions(), "rows": rows})
+    if options.check:
+        worse = compare(rows, json.loads(RESULTS.read_text())["rows"])
+        print("\n".join(worse) or "as good as the kept results")
+        return 1 if worse else 0
+    return 0 if all(row["state"] in ("right", "structure") for row in rows if row["tool"] in coverage_tools.OURS) else 1
+
+
+def chosen_tools(text: str) -> list[str]:
+    """Tools by name; `ours` and `all` stand for several."""
+    if text in ("ours", "all"):
+        return list(coverage_tools.OURS if text == "ours" else coverage_tools.TOOLS)
+    return [tool for tool in coverage_tools.TOOLS if any(part in tool for part in text.split(","))]
+
+
+def measure(folder: Path, records: list[dict[str, Any]], tools: list[str], missing: bool) -> list[dict[str, Any]]:
+    """Each tool on each file, in turn, with what was expected and found by kind of block."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    workers = {tool: coverage_tools.Worker() for tool in tools}
+    rows = []
     for record in records:
-        row = evaluate(options.folder, record, options.target)
-        rows.append(row)
-        for kind, keys in KINDS.items() if "genai" not in record["file"] else ():
-            missing = []
-            for key in keys:
-                expected = int(record["expected"].get(key, 0))
-                already = min(native(record, key), expected)
-                if expected == already:
-                    continue
-                found = min(found_of(row["blocks"], key), expected) - already
-                totals[kind][0] += expected - already
-                totals[kind][1] += max(found, 0)
-                totals[kind][2] += max(found, 0) if row["right"] else 0
-                if found < expected - already:
-                    missing.append(f"{key} {found}/{expected - already}")
-            if missing and options.missing:
-                print(f"  {record['file']}: {', '.join(missing)}")
-        state = "right" if row["right"] else f"WRONG ({row['error']})"
-        before, after = row["nodes"]
-        print(f"{record['file']}: {state}, {before} -> {after} nodes, {row['seconds']:.2f} s", flush=True)
-    print(f"\n{'kind':18} {'expected':>8} {'found':>6} {'and right':>9}  share")
-    for kind, (expected, found, right) in totals.items():
-        print(f"{kind:18} {expected:8} {found:6} {right:9}  {100 * right / expected:.1f}%")
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "totals": totals}, indent=1))
-    return 0 if all(row["right"] for row in rows) else 1
+        expected = coverage_page.expected(record)
+        for tool, worker in workers.items():
+            row = worker.evaluate(tool, folder, record)
+            row.update(
+                expected=expected, found=coverage_page.found(record, row.pop("blocks")),
+                written=coverage_page.found(record, row["written"]),
+            )
+            rows.append(row)
+            before, after = row["nodes"]
+            print(f"{row['file']}: {tool}: {row['state']} ({row['error']}), {before} -> {after} nodes, "
+                  f"{row['seconds']:.2f} s", flush=True)
+            short = [f"{k} {row['found'].get(k, 0)}/{n}" for k, n in expected.items() if row["found"].get(k, 0) < n]
+            if missing and short:
+                print("    missing: " + ", ".join(short))
+    for worker in workers.values():
+        worker.close()
+    return rows
 
 
-def evaluate(folder: Path, record: dict[str, Any], target: str) -> dict[str, Any]:
-    """Optimize one model without verification and compare its outputs with the stored ones."""
-    import onnxfuse
-
-    row: dict[str, Any] = {"file": record["file"], "blocks": {}, "blocks_lowered": {}, "right": False, "error": "",
-                           "nodes": [0, 0], "seconds": 0.0}
-    started = time.perf_counter()
-    try:
-        result = onnxfuse.optimize(folder / record["file"], target=target, verify=False)
-        row["seconds"] = time.perf_counter() - started
-        report = result.report
-        row.update(blocks=report["blocks"], blocks_lowered=report["blocks_lowered"],
-                   nodes=[report["nodes"]["before"], report["nodes"]["after"]])
-        error = check(result.model, folder / record["npz"], record["dtype"])
-        if error > 1.0:
-            original = check(onnx.load(folder / record["file"]), folder / record["npz"], record["dtype"])
-            row["right"] = error <= 1.05 * original
-        else:
-            row["right"] = True
-        row["error"] = f"{error:.3g} x tolerance"
-    except Exception as error:
-        row["error"] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-    return row
+def print_totals(rows: list[dict[str, Any]]) -> None:
+    for tool in dict.fromkeys(row["tool"] for row in rows):
+        print(f"\n{tool:42} {'expected':>8} {'found':>6} {'and right':>9} {'written':>8}")
+        for kind, entry in coverage_page.totals(rows, tool).items():
+            if entry["expected"]:
+                print(f"{kind:42} {entry['expected']:8} {entry['found']:6} {entry['right']:9} {entry['written']:8}")
 
 
-def check(model: onnx.ModelProto, stored: Path, dtype: str) -> float:
-    """Run the model on the stored inputs; the error relative to the tolerance (≤ 1: right)."""
-    import onnxfuse
-    from onnxfuse.runtime import oracle
+def write(results: dict[str, Any]) -> None:
+    """Keep the results (one row a line), a table of totals, and the page; each beside its place, then renamed."""
+    head = json.dumps({k: v for k, v in results.items() if k != "rows"}, indent=1)[:-2]
+    rows = ",\n".join(json.dumps(row) for row in results["rows"])
+    replace(RESULTS, f'{head},\n "rows": [\n{rows}\n]}}\n')
+    replace(PAGE, coverage_page.page(results))
+    with tempfile.NamedTemporaryFile("w", dir=TABLE.parent, delete=False, newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["tool", "block", "expected", "found", "found_and_right", "written_and_right"])
+        for tool in dict.fromkeys(row["tool"] for row in results["rows"]):
+            for kind, e in coverage_page.totals(results["rows"], tool).items():
+                if e["expected"]:
+                    table.writerow([tool, kind, e["expected"], e["found"], e["right"], e["written"]])
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, TABLE)
 
-    data = np.load(stored)
-    worst = 0.0
-    for index in range(2):
-        feeds = {k.split("/", 2)[2]: data[k] for k in data.files if k.startswith(f"set{index}/in/")}
-        reference = {k.split("/", 2)[2]: data[k] for k in data.files if k.startswith(f"set{index}/out/")}
-        if not reference:
+
+def replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def compare(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[str]:
+    """Where onnxfuse finds less than it did, or what it writes is no longer right."""
+    before = {(row["tool"], row["file"]): row for row in kept}
+    worse = []
+    for row in rows:
+        old = before.get((row["tool"], row["file"]))
+        if old is None or row["tool"] not in coverage_tools.OURS:
             continue
-        if dtype in NOT_ON_CPU:
-            outputs = oracle.runner(model, "float32").run(oracle.cast_feeds(feeds, "float32"))
-        else:
-            session = onnxfuse.session(model)
-            outputs = dict(zip(reference, session.run(list(reference), feeds), strict=True))
-        worst = max(worst, matches(outputs, reference, dtype))
-    return worst
+        if row["state"] in ("wrong", "failed") and old["state"] in ("right", "structure"):
+            worse.append(f"{row['file']}: {row['tool']}: {row['state']}: {row['error']}")
+        worse += [
+            f"{row['file']}: {row['tool']}: {kind} {row['found'].get(kind, 0)}, was {count}"
+            for kind, count in old["found"].items() if row["found"].get(kind, 0) < count
+        ]
+    return worse
+
+
+def versions() -> list[str]:
+    result = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            result.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return result
 
 
 if __name__ == "__main__":
