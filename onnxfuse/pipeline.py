@@ -4,6 +4,7 @@ for a wrong fusion all run this."""
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -153,9 +154,18 @@ def build(
     Raises:
         OnnxfuseError: the model cannot be read, or a rewrite failed.
     """
-    clock = _Clock(progress)
-    if ruleset is None:
-        ruleset = rule_set(options)
+    collecting = gc.isenabled()
+    gc.disable()  # a graph is many small objects of one long life; collecting in between costs more the more there are
+    try:
+        return _build(source, options, ruleset if ruleset is not None else rule_set(options), tracer, _Clock(progress))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _build(
+    source: str | os.PathLike[str] | onnx.ModelProto, options: Options, ruleset: RuleSet, tracer: Any, clock: _Clock
+) -> Build:
     clock.begin("load")
     model = models.load(source)
     result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)

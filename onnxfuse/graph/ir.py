@@ -31,10 +31,9 @@ class Node(gs.Node):
     origin: str | None = None
     made_for: str | None = None
 
+    # `object`'s own, not a function: taking a reader out of a long list compares it with all before it.
     __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    __eq__ = object.__eq__
 
 
 class _Identity:
@@ -47,9 +46,7 @@ class _Identity:
     content: Any = None
 
     __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    __eq__ = object.__eq__
 
 
 class Variable(_Identity, gs.Variable):
