@@ -13,6 +13,7 @@ from typing import Any
 
 from onnxfuse.analysis import masks
 from onnxfuse.graph.ir import Node, Value
+from onnxfuse.lower import rotation
 from onnxfuse.lower.emit import Emitter, dtype_of, operand, shape_of
 from onnxfuse.lower.kernels import MICROSOFT, KernelTable
 from onnxfuse.lower.layout import Counted, Layout
@@ -257,7 +258,8 @@ def _emit_group_query(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes
     layout = Layout(emitter)
     if not sizes.packed:
         q, k, v = layout.merge_heads(q), layout.merge_heads(k), layout.merge_heads(v)
-    last_key, total = layout.key_counts(q, k)
+    given = rotation.taken_in(q, k, v, sizes.head_size)
+    last_key, total = layout.key_counts(given.query, given.query)
     y = outputs[0] if sizes.packed else layout.new(q, (sizes.batch, sizes.queries, sizes.heads * sizes.value_size))
     present = [
         outputs[i]
@@ -274,9 +276,12 @@ def _emit_group_query(emitter: Emitter, node: Node, attrs: dict[str, Any], sizes
         kernel_attrs["local_window_size"] = attrs["window"]
     if attrs["softcap"]:
         kernel_attrs["softcap"] = attrs["softcap"]
+    tables = [given.cos, given.sin] if given.cos is not None else []
+    if tables:
+        kernel_attrs |= {"do_rotary": 1, "rotary_interleaved": given.interleaved}
     emitter.add(
         "GroupQueryAttention",
-        [q, k, v, None, None, last_key, total],
+        [given.query, given.key, given.value, None, None, last_key, total, *tables],
         [y, *present],
         domain=MICROSOFT,
         attrs=kernel_attrs,
