@@ -4,6 +4,7 @@ that the result is made from."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -23,7 +24,10 @@ def check_writable(out: Path) -> None:
         OutputError: it could not.
     """
     if out.is_dir():
-        raise OutputError(f"`{out}` is a folder", hint="name the .onnx file to write")
+        raise OutputError(f"`{out}` is a folder", hint="name the file to write")
+    if out.exists() and not out.is_file():
+        # Renaming over it would take the device itself away.
+        raise OutputError(f"`{out}` is no regular file", hint="name the file to write")
     if not out.parent.is_dir():
         raise OutputError(f"the folder `{out.parent}` does not exist", hint="create it first")
     if not os.access(out.parent, os.W_OK) or (out.exists() and not os.access(out, os.W_OK)):
@@ -43,6 +47,37 @@ def check_apart(out: Path, source: Path | None, proto: onnx.ModelProto) -> None:
     for mine in (out, data_of(out)):
         if mine.exists() and any(mine.samefile(file) for file in _data_files(source, proto)):
             raise OutputError(f"`{mine}` holds the input's tensors", hint="choose another -o")
+
+
+PathText = str | os.PathLike[str]
+
+
+def check_files(written: Mapping[str, PathText | None], read: Mapping[str, PathText | None]) -> None:
+    """Whether all files of a command can be written, each is another one, and none is among those that it reads.
+
+    Args:
+        written: files to write, by the option that names them; None where it is not given.
+        read: files to read, likewise; models stand for their data file too.
+
+    Raises:
+        OutputError: one cannot be written, or would take the place of another.
+    """
+    taken = {name: Path(file) for name, file in read.items() if file is not None}
+    for name, file in written.items():
+        if file is None:
+            continue
+        path = Path(file)
+        check_writable(path)
+        for other, used in taken.items():
+            if _same(path, used) or (other in read and _same(path, data_of(used))):
+                raise OutputError(f"{name} and {other} are the same file: `{path}`", hint="choose another name")
+        taken[name] = path
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
 
 
 def has_external_data(proto: onnx.ModelProto) -> bool:

@@ -60,11 +60,14 @@ def optimize_command(
     Exit codes: 0 written (or dry run); 1 not verified, or nothing fused with --fail-on-none; 2 bad input.
     """
     from onnxfuse import report as reports
+    from onnxfuse.destination import check_files
     from onnxfuse.optimizer import optimize
 
     destination = output if output is not None else _default_output(model)
-    if report_path is not None and not Path(report_path).resolve().parent.is_dir():
-        raise OutputError(f"the folder of `{report_path}` does not exist", hint="create it first")
+    check_files(
+        {"--report": report_path, "--save-inputs": save_inputs},
+        {"MODEL": model, "--output": destination, "--inputs": inputs},
+    )
     steps = ["load", *_STAGES, "verify", "save"]
     with render.Progress(steps, enabled=not quiet) as progress:
         try:

@@ -37,6 +37,7 @@ def regress_command(
     Exit codes: 0 all as expected; 1 something is not; 2 the configuration is wrong.
     """
     from onnxfuse import regress
+    from onnxfuse.destination import check_files
     from onnxfuse.regress import outputs
     from onnxfuse.regress.config import read_baseline, write_baseline, write_text
 
@@ -49,6 +50,7 @@ def regress_command(
     store = Path(baseline) if baseline is not None else settings.baseline
     if update and store is None:
         raise UsageError("`--update` needs a baseline file", hint="name it with --baseline, or in the configuration")
+    check_files({"--junit": junit, "--baseline": store if update else None}, {"CONFIG": config})
     recorded = read_baseline(store) if store is not None else {}
     results = []
     with counter.Counter("checking models", enabled=not quiet) as bar:

@@ -44,10 +44,12 @@ def report_command(
       onnxfuse report model.onnx -o page.html --shapes batch=1,seq=128 --shapes batch=8,seq=512
     """
     from onnxfuse import __version__, html_report
+    from onnxfuse.destination import check_files
     from onnxfuse.html_report import gather
     from onnxfuse.regress.config import write_text
 
     destination = Path(output) if output is not None else Path(model).with_suffix(".html")
+    check_files({"--output": destination}, {"MODEL": model})
     with render.Progress(list(gather.STEPS), enabled=not quiet) as progress:
         content = gather.gather(
             model, target=target, rules=rule_paths, disable=disable, shapes=shape_texts, measure=not no_bench,

@@ -32,10 +32,12 @@ def run_command(
       onnxfuse run model.fused.onnx
       onnxfuse run model.onnx --input-shapes input_ids:1,16 --save-outputs out.npz
     """
+    from onnxfuse.destination import check_files
     from onnxfuse.graph import files
     from onnxfuse.runtime import archive, feeds, scenarios
     from onnxfuse.runtime.session import Runner
 
+    check_files({"--save-inputs": save_inputs, "--save-outputs": save_outputs}, {"MODEL": model, "--inputs": inputs})
     path = Path(model)
     proto = files.read_proto(path)
     runner = Runner(proto, provider, level="all", base_dir=path.resolve().parent, custom_ops=custom_ops)

@@ -45,10 +45,12 @@ def verify_command(
 
     Exit codes: 0 right; 1 a mismatch; 2 bad input.
     """
+    from onnxfuse.destination import check_files
     from onnxfuse.graph import files
     from onnxfuse.runtime import archive
     from onnxfuse.verify import Verifier, limits
 
+    check_files({"--save-inputs": save_inputs}, {"BASE": base, "FUSED": fused, "--inputs": inputs})
     base_path, fused_path = Path(base), Path(fused)
     original, rewritten = files.read_proto(base_path), files.read_proto(fused_path)
     names = [o.name for o in original.graph.output]

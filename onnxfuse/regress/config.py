@@ -78,7 +78,10 @@ def load(path: Path) -> Config:
     """
     if not path.is_file():
         raise UsageError(f"no such file: `{path}`", hint="check the path")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the configuration cannot be read as text: {error}", where=str(path)) from error
     document = yaml_text.parse(text, str(path))
     reader = _Reader(path, yaml_text.lines(text, str(path)))
     if not isinstance(document, dict):

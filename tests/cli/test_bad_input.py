@@ -239,3 +239,42 @@ def test_the_rules_of_the_package_load() -> None:
     from onnxfuse.pipeline import Options
 
     assert len(rule_set(Options())) > 20
+
+
+@pytest.mark.parametrize("command", [
+    ("optimize", "{model}", "-o", "{new}", "--report", "{model}"),
+    ("optimize", "{model}", "-o", "{new}", "--report", "{new}"),
+    ("optimize", "{model}", "-o", "{new}", "--save-inputs", "{link}"),
+    ("optimize", "{model}", "-o", "{new}", "--report", "{other}", "--save-inputs", "{other}"),
+    ("report", "{model}", "-o", "{model}"),
+    ("run", "{model}", "--save-outputs", "{model}"),
+    ("run", "{model}", "--save-inputs", "{other}", "--save-outputs", "{other}"),
+    ("verify", "{model}", "{model}", "--save-inputs", "{link}"),
+])
+def test_no_file_takes_the_place_of_another(cli, tiny: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    link, new = tmp_path / "link.onnx", tmp_path / "new.onnx"
+    link.symlink_to(tiny)
+    before = tiny.read_bytes()
+    outcome = cli(*(part.format(model=tiny, link=link, new=new, other=tmp_path / "other") for part in command))
+    assert outcome.code == 2 and outcome.err.startswith("error[bad-output]: "), outcome.err
+    assert "are the same file" in outcome.err
+    assert tiny.read_bytes() == before and not new.exists() and link.is_symlink()
+
+
+def test_a_data_file_is_not_taken_for_a_report(cli, tiny: Path, tmp_path: Path) -> None:
+    outcome = cli("optimize", tiny, "--report", f"{tiny}.data", "--target", "cpu")
+    assert outcome.code == 2 and "same file" in outcome.err
+
+
+def test_devices_stay_devices(cli, tiny: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.onnx"
+    os.mkfifo(pipe)
+    outcome = cli("optimize", tiny, "-o", pipe, "--target", "cpu")
+    assert outcome.code == 2 and "is no regular file" in outcome.err
+    assert pipe.is_fifo()
+
+
+def test_a_regress_configuration_that_is_no_text(cli, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes(b"\x83\x00\xff")
+    outcome = cli("regress", tmp_path / "r.yaml")
+    assert outcome.code == 2 and "cannot be read as text" in outcome.err and "internal error" not in outcome.err
