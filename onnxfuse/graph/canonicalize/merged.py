@@ -16,12 +16,12 @@ def sink_merged_heads(scope: Scope) -> int:
     if scope.opset < 5:
         return 0
     for node in scope.nodes("Mul", "Div", "Add", "Softmax", "Transpose", "MatMul"):
-        merge = _merge_of(node.inputs[0])
-        if merge is None or scope.is_output(node.outputs[0]):
+        if scope.is_output(node.outputs[0]):
             continue
-        moved = _moved(scope, node, merge)
-        if moved is None:
+        found = _first_moved(scope, node)
+        if found is None:
             continue
+        merge, moved = found
         after = shape_of(node.outputs[0])
         if after is not None and after == shape_of(merge.outputs[0]):
             target, attrs = merge.inputs[1], {k: v for k, v in merge.attrs.items() if k == "allowzero"}
@@ -32,8 +32,8 @@ def sink_merged_heads(scope: Scope) -> int:
 
 
 def split_merged_heads(scope: Scope) -> int:
-    """[S, B, H·D] to [S, B·H, D] and transposed (nn.MultiheadAttention, whose sequence comes first): with batch and heads
-    apart, merged after the Transpose; and the way back."""
+    """[S, B, H·D] to [S, B·H, D] and transposed (nn.MultiheadAttention, whose sequence comes first): with batch and
+    heads apart, merged after the Transpose; and the way back."""
     count = 0
     if scope.opset < 5:
         return 0
@@ -63,9 +63,20 @@ def split_merged_heads(scope: Scope) -> int:
     return count
 
 
-def _moved(scope: Scope, node: Node, merge: Node) -> Value | None:
+def _first_moved(scope: Scope, node: Node) -> tuple[Node, Value] | None:
+    """The Reshape that moves behind the node, and the node's result before it. Operands come in either order."""
+    for side in (0, 1) if node.op in ("Add", "Mul") else (0,):
+        merge = _merge_of(node.inputs[side])
+        if merge is not None:
+            moved = _moved(scope, node, merge, [*node.inputs[:side], *node.inputs[side + 1 :]])
+            if moved is not None:
+                return merge, moved
+    return None
+
+
+def _moved(scope: Scope, node: Node, merge: Node, rest: list[Value]) -> Value | None:
     """The node's result on the tensor with separate batch and heads, or None."""
-    source, rest = merge.inputs[0], node.inputs[1:]
+    source = merge.inputs[0]
     merged, after = shape_of(merge.outputs[0]), shape_of(node.outputs[0])
     if merged is None or after is None:
         return None
@@ -85,16 +96,17 @@ def _moved(scope: Scope, node: Node, merge: Node) -> Value | None:
             return None
         return scope.insert(node, "MatMul", [source, theirs.inputs[0]])
     if node.op == "Add":
-        return _masked(scope, node, source, other)
+        return _masked(scope, node, merge, other)
     if after == merged and isinstance(other, Constant) and consts.size_of(other) == 1:
         return scope.insert(node, node.op, [source, other]) if len(consts.shape_of(other)) <= 3 else None
     return None
 
 
-def _masked(scope: Scope, node: Node, source: Value, mask: Value) -> Value | None:
+def _masked(scope: Scope, node: Node, merge: Node, mask: Value) -> Value | None:
     """Scores [B, H, S, L] with a mask added that was made for [B·H, S, L]."""
+    source = merge.inputs[0]
     lead, shape = shape_of(source), shape_of(mask)
-    merged, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    merged, after = shape_of(merge.outputs[0]), shape_of(node.outputs[0])
     if lead is None or shape is None or merged is None or after is None or after[:2] != merged[:2]:
         return None
     theirs = _merge_of(mask)

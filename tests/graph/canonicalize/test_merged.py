@@ -23,8 +23,15 @@ CONSTANTS = "int64[1] four = {4}, int64[1] eight = {8}, int64[1] one = {1}, floa
         ("d = Div (q3, f) a = MatMul (d, kt)", "", ["Div"]),
         ("s = MatMul (q3, kt) a = Add (s, m)", ", float[S,S] m", ["Add"]),
         ("s = MatMul (q3, kt) a = Add (s, m)", ", float[1,S,S] m", ["Add"]),
+        ("s = MatMul (q3, kt) a = Mul (f, s)", "", ["Mul"]),
+        ("s = MatMul (q3, kt) a = Add (m, s)", ", float[S,S] m", ["Add"]),
         (
             "mt = Concat <axis=0> (n, one, ss) m3 = Reshape (m, mt) s = MatMul (q3, kt) a = Add (s, m3)",
+            ", float[B,4,1,S] m",
+            ["Add"],
+        ),
+        (
+            "mt = Concat <axis=0> (n, one, ss) m3 = Reshape (m, mt) s = MatMul (q3, kt) a = Add (m3, s)",
             ", float[B,4,1,S] m",
             ["Add"],
         ),
