@@ -167,7 +167,7 @@ def _build(
     source: str | os.PathLike[str] | onnx.ModelProto, options: Options, ruleset: RuleSet, tracer: Any, clock: _Clock
 ) -> Build:
     clock.begin("load")
-    model = models.load(source)
+    model = models.load(source, inline=True)
     result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)
     clock.begin("canonicalize")
     canonicalize.run(model)

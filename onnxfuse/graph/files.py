@@ -52,7 +52,7 @@ def check_content(proto: onnx.ModelProto, where: str) -> None:
     try:
         onnx.checker.check_model(_checkable(proto), full_check=False)
     except onnx.checker.ValidationError as error:
-        text = str(error).strip().splitlines()[0]
+        text = " ".join(str(error).split("==>")[0].split()).removesuffix(" name: OpType:")
         raise ModelError(f"not a valid ONNX model: {text}", where=where, hint="`onnx.checker` rejects it") from error
     except Exception as error:  # the checker raises plain exceptions for some malformed graphs
         raise ModelError(f"not a valid ONNX model: {error}", where=where) from error
@@ -80,6 +80,8 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
     light = onnx.ModelProto()
     light.CopyFrom(_without_data(proto))
+    for value in [*light.graph.input, *light.graph.output]:
+        _declare_shape(value.type)
     foreign = False
     for node in _all_nodes(light.graph):
         since = _CONTRIB_IN_DEFAULT_DOMAIN.get(node.op_type)
@@ -89,6 +91,15 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
     if foreign and all(o.domain != "com.microsoft" for o in light.opset_import):
         light.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return light
+
+
+def _declare_shape(declared: onnx.TypeProto) -> None:
+    """A tensor of any rank has no shape in ONNX, which `onnx.checker` rejects and every runtime accepts."""
+    kind = declared.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        _declare_shape(getattr(declared, kind).elem_type)
+    elif kind == "tensor_type":
+        declared.tensor_type.shape.SetInParent()
 
 
 def _without_data(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
@@ -103,6 +104,8 @@ class Model:
         """The model as a ModelProto. Tensors of the source file are referenced, not copied, until it is saved."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.header)
+        # Before IR 4 every initializer had to be an input too; they are not (see `_split_overridable`).
+        proto.ir_version = max(proto.ir_version, 4)
         del proto.functions[:]
         self._export_graph(self.graph, proto.graph, self._homes())
         for name, (tensor, info) in self._overridable.items():
@@ -222,8 +225,16 @@ class Model:
         files.write(proto, path, self.base_dir, external_data)
 
 
-def load(source: str | os.PathLike | onnx.ModelProto) -> Model:
+#: Domains whose functions stand in for kernels that a runtime may have; all others are a way to write a graph down.
+_KERNEL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "onnxfuse", "onnxfuse.std"})
+
+
+def load(source: str | os.PathLike | onnx.ModelProto, *, inline: bool = False) -> Model:
     """Load a model from a file or take a ModelProto (which is copied, not changed).
+
+    Args:
+        inline: put the bodies of model-local functions where they are called. Functions of the domains of ONNX, ONNX
+            Runtime and this package stay.
 
     Raises:
         ModelError: the file is missing, not a protobuf, or not a valid ONNX model.
@@ -233,10 +244,17 @@ def load(source: str | os.PathLike | onnx.ModelProto) -> Model:
         proto = onnx.ModelProto()
         proto.CopyFrom(source)
         files.check_content(proto, "<model>")
-        return Model(proto)
+        return Model(_inlined(proto) if inline else proto)
     path = Path(source)
     proto = files.read_proto(path)
-    return Model(proto, path.resolve())
+    return Model(_inlined(proto) if inline else proto, path.resolve())
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    kept = [(f.domain, f.name) for f in proto.functions if f.domain in _KERNEL_DOMAINS]
+    if len(kept) == len(proto.functions):
+        return proto
+    return onnx.inliner.inline_selected_functions(proto, kept, exclude=True)
 
 
 def _tensor(value: Constant) -> TensorProto:

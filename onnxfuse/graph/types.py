@@ -48,6 +48,8 @@ def name_of(dtype: object) -> str | None:
         return dtype  # type: ignore[return-value]
     if isinstance(dtype, int):
         return _NAME_OF_ONNX.get(dtype)
+    if isinstance(dtype, onnx.TypeProto):  # of a sequence or an optional
+        return None
     return _NAME_OF_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
 
 

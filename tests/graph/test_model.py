@@ -238,3 +238,67 @@ def test_names_are_unique_over_nodes_and_values() -> None:
 def test_equal_nodes_are_not_the_same() -> None:
     a, b = Node("Relu"), Node("Relu")
     assert a != b and len({a, b}) == 2
+
+
+FUNCTIONS = """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+g (float[b,4] x, bool c) => (float[b,4] y) <float[4] s = {1, 2, 3, 4}> {
+  z = my.leak <slope = 0.3> (x, s)
+  y = If (c) <then_branch = t () => (float[b,4] p) { p = my.twice (z, s) },
+              else_branch = e () => (float[b,4] q) { q = Neg (z) }>
+}
+<domain: "my", opset_import: ["" : 17]> leak <slope> (X, S) => (Y) {
+  L = LeakyRelu <alpha: float = @slope> (X)
+  Y = Add (L, S)
+}
+<domain: "my", opset_import: ["" : 17, "my" : 1]> twice (X, S) => (Y) {
+  M = my.leak <slope = 0.5> (X, S)
+  Y = my.leak <slope = 0.25> (M, S)
+}"""
+
+
+def test_functions_are_put_where_they_are_called() -> None:
+    proto = onnx.parser.parse_model(FUNCTIONS)
+    kept = model.load(proto)
+    assert len(kept.functions) == 2 and [n.op for n in kept.graph.nodes] == ["leak", "If"]
+    inlined = model.load(proto, inline=True)
+    assert not inlined.functions
+    found = [n for graph in view.all_graphs(inlined.graph) for n in graph.nodes]
+    assert sorted(n.op for n in found) == ["Add"] * 3 + ["If"] + ["LeakyRelu"] * 3 + ["Neg"]
+    slopes = sorted(round(float(n.attrs["alpha"]), 2) for n in found if n.op == "LeakyRelu")
+    assert slopes == [0.25, 0.3, 0.5]
+    onnx.checker.check_model(inlined.to_proto(), full_check=True)
+
+
+def test_functions_of_ops_with_kernels_stay() -> None:
+    text = FUNCTIONS.replace('"my"', '"com.microsoft"').replace("my.", "com.microsoft.")
+    assert len(model.load(onnx.parser.parse_model(text), inline=True).functions) == 2
+
+
+def test_initializers_that_were_inputs_before_ir_4() -> None:
+    proto = parsed()
+    proto.ir_version = 3
+    proto.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [8]))
+    written = model.load(proto).to_proto()
+    assert [i.name for i in written.graph.input] == ["x", "c"] and written.ir_version == 4
+    onnx.checker.check_model(written, full_check=True)
+
+
+def test_tensors_of_any_rank() -> None:
+    proto = parsed()
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    written = model.load(proto).to_proto()
+    assert not written.graph.input[0].type.tensor_type.HasField("shape")
+    assert not written.graph.output[0].type.tensor_type.HasField("shape")
+
+
+def test_sequences_and_optionals_keep_their_types() -> None:
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    types = helper.make_optional_type_proto(tensor), helper.make_sequence_type_proto(tensor)
+    graph = helper.make_graph(
+        [helper.make_node("OptionalGetElement", ["o"], ["x"]), helper.make_node("SplitToSequence", ["x"], ["q"])],
+        "g", [helper.make_value_info("o", types[0])], [helper.make_value_info("q", types[1])],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    written = model.load(proto).to_proto()
+    assert written.graph.input[0] == proto.graph.input[0] and written.graph.output[0] == proto.graph.output[0]

@@ -40,6 +40,8 @@ def _if(call: Call) -> None:
     branches = [_body(call, name) for name in ("then_branch", "else_branch")]
     for branch in branches:
         call.engine.infer_subgraph(branch)
+    if any(len(branch.outputs) < len(call.outputs) for branch in branches):
+        raise Unknown
     for index in range(len(call.outputs)):
         found = [_type_of(branch.outputs[index]) for branch in branches]
         call.set(index, found[0][0] or found[1][0], _merge(call, index, [shape for _, shape in found]))
@@ -84,6 +86,8 @@ def _settle(call: Call, body: Graph, inputs: Sequence[Value], outputs: Sequence[
 def _loop(call: Call) -> None:
     body = _body(call, "body")
     count = len(call.inputs) - 2
+    if len(body.inputs) != count + 2 or len(body.outputs) < count + 1:
+        raise Unknown  # no valid Loop, which is for ONNX Runtime to say
     iteration, condition, *carried = body.inputs
     _assign(iteration, "int64", ())
     _assign(condition, "bool", ())
@@ -124,6 +128,8 @@ def _scan(call: Call) -> None:
     body = _body(call, "body")
     scanned = call.attr("num_scan_inputs")
     states = len(call.inputs) - scanned
+    if len(body.inputs) != len(call.inputs) or len(body.outputs) < len(call.outputs):
+        raise Unknown
     axes = call.attr("scan_input_axes") or [0] * scanned
     steps = None
     for index, value in enumerate(body.inputs):

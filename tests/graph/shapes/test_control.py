@@ -13,7 +13,7 @@ HEADER = '<ir_version: 9, opset_import: ["": 18]>\n'
 
 
 def outputs(text: str) -> dict[str, tuple]:
-    engine = shapes.infer(load_text(HEADER + text))
+    engine = shapes.infer(load_text(HEADER.replace("]", ', "com.microsoft": 1]') + text))
     return {v.name: v.shape for graph in view.all_graphs(engine.model.graph) for n in graph.nodes for v in n.outputs}
 
 
@@ -84,3 +84,30 @@ def test_equal_names_in_sibling_branches_are_different_values() -> None:
     then, other = view.subgraphs(engine.model.graph.nodes[0])
     sizes = [then.nodes[0].outputs[0].shape[1], other.nodes[0].outputs[0].shape[0]]
     assert sizes[0] != sizes[1]
+
+
+def test_bodies_that_do_not_fit_their_node_are_left_to_the_runtime() -> None:
+    found = outputs(
+        """g (float[B,S] x, int64 n, bool c) => (float[B,S] end) {
+          y, z = Loop (n, c) <body = b (int64 i, bool go, float[?,?] v) => (bool more, float grown, float step)
+            { more = Identity (go) grown = Relu (v) step = ReduceSum (v) }>
+          p, q = If (c) <then_branch = t () => (float a) { a = Relu (x) },
+                         else_branch = e () => (float d) { d = Neg (x) }>
+          s, r = Scan (x) <num_scan_inputs = 1, body = k (float[?] u) => (float w) { w = Relu (u) }>
+          end = Neg (x)
+        }"""
+    )
+    assert found["y"] is None and found["z"] is None
+    assert found["p"] is None and found["s"] is None
+
+
+def test_nodes_that_no_checker_looks_at_may_lack_anything() -> None:
+    found = outputs(
+        """g (float[B,S,8] x, float[B,S] z) => (float[B,S] end) {
+          y, k, l = com.microsoft.GroupQueryAttention <num_heads = 2> (x)
+          w = com.microsoft.MultiHeadAttention <num_heads = 2> (z, z, z)
+          v = com.microsoft.Attention (z)
+          end = Neg (z)
+        }"""
+    )
+    assert found["y"] is None and found["w"] is None and found["v"] is None
