@@ -75,10 +75,7 @@ def _checked(
             raise InputDataError(
                 f"input `{spec.name}` is `{value.dtype}`, the model needs `{spec.dtype}`", where=f"{where} ({label})"
             )
-        fits = len(value.shape) == len(spec.dims) and all(
-            not isinstance(d, int) or d == s for d, s in zip(spec.dims, value.shape, strict=True)
-        )
-        if not fits:
+        if not spec.accepts(value.shape):
             raise InputDataError(
                 f"input `{spec.name}` has shape {list(value.shape)}, the model needs {list(spec.dims)}",
                 where=f"{where} ({label})",

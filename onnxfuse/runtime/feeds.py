@@ -31,12 +31,21 @@ class InputSpec:
         dtype: NumPy dtype (bfloat16 from ml_dtypes).
         dims: fixed sizes, names of symbolic ones, None for unnamed ones.
         range: what the graph says about its values.
+        ranked: whether the model says how many dimensions there are; if not, `dims` are two unnamed ones.
     """
 
     name: str
     dtype: np.dtype
     dims: tuple[int | str | None, ...]
     range: ranges.Range = field(default_factory=ranges.Range)
+    ranked: bool = True
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether the declaration allows a shape."""
+        if not self.ranked:
+            return True
+        sizes = zip(self.dims, shape, strict=False)
+        return len(self.dims) == len(shape) and all(not isinstance(d, int) or d == s for d, s in sizes)
 
     @property
     def role(self) -> str:
@@ -87,18 +96,19 @@ def input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
             raise InputDataError(
-                f"input `{value.name}` is of type `{kind}`, for which no values can be generated",
-                hint="give them with --inputs FILE.npz",
+                f"input `{value.name}` is of type `{kind}`, for which no values can be given",
+                hint="--no-verify writes the result without running it",
             )
         tensor = value.type.tensor_type
-        dims: list[int | str | None] = []
+        ranked = tensor.HasField("shape")
+        dims: list[int | str | None] = [] if ranked else [None, None]
         for dim in tensor.shape.dim:
             if dim.WhichOneof("value") == "dim_value":
                 dims.append(dim.dim_value)
             else:
                 dims.append(dim.dim_param or None)
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-        specs.append(InputSpec(value.name, dtype, tuple(dims), found.get(value.name, ranges.Range())))
+        specs.append(InputSpec(value.name, dtype, tuple(dims), found.get(value.name, ranges.Range()), ranked))
     return specs
 
 
@@ -112,7 +122,8 @@ def generate(specs: Sequence[InputSpec], scenario: Scenario) -> dict[str, np.nda
     sizes = _Sizes(specs, scenario)
     shapes = {spec.name: sizes.shape(spec) for spec in specs}
     pad = _padding(scenario, _longest_mask(specs, shapes, scenario))
-    return {spec.name: _values(spec, shapes[spec.name], scenario, pad, rng) for spec in specs}
+    # NumPy makes scalars of what has no dimensions; ONNX Runtime takes arrays only.
+    return {spec.name: np.asarray(_values(spec, shapes[spec.name], scenario, pad, rng)) for spec in specs}
 
 
 def has_past(specs: Iterable[InputSpec]) -> bool:
@@ -161,12 +172,9 @@ class _Sizes:
             if name not in known:
                 raise InputDataError(f"the model has no input `{name}`", hint=f"it has {', '.join(known)}")
             spec = known[name]
-            fits = len(spec.dims) == len(shape) and all(
-                not isinstance(d, int) or d == s for d, s in zip(spec.dims, shape, strict=True)
-            )
-            if not fits:
+            if not spec.accepts(shape):
                 raise InputDataError(f"shape `{list(shape)}` does not fit input `{name}`, which is {list(spec.dims)}")
-            for dim, size in zip(spec.dims, shape, strict=True):
+            for dim, size in zip(spec.dims, shape, strict=spec.ranked):
                 if isinstance(dim, str):
                     self.bound.setdefault(dim, size)
 
@@ -302,7 +310,8 @@ def _values(
         return rng.integers(0, 2, shape).astype(bool)
     if spec.dtype.kind not in "fV":
         raise InputDataError(
-            f"no values can be generated for input `{spec.name}` of dtype `{spec.dtype}`",
+            f"no values can be generated for input `{spec.name}` of dtype "
+            f"`{'string' if spec.dtype.kind == 'O' else spec.dtype}`",
             hint="give them with --inputs FILE.npz",
         )
     scale = 1.0 if role == "past" else scenario.scale

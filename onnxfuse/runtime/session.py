@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +223,9 @@ class Runner:
         options = make_options(
             level, quiet=True, custom_ops=custom_ops, with_library=uses_domain(proto), intra_op_num_threads=threads
         )
+        # ONNX Runtime would compute with int8 activations where int4 or int8 weights are dequantized: its own choice,
+        # not the graph's.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
         # Several sessions take turns here; idle ones must not keep the cores busy.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if base_dir is not None:
@@ -257,18 +260,35 @@ class Runner:
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run once; inputs that the model lacks are ignored (a rewrite may have left an input without readers).
 
+        Elements of a sequence or a map come one by one, as `name[0]`, `name[1]`, …; an absent optional does not come.
+
         Raises:
             ModelError: ONNX Runtime refused the inputs or failed.
         """
         known = {name: value for name, value in feeds.items() if name in self._inputs}
         try:
             if self._plain:
-                return dict(zip(self._outputs, self._session.run(None, known), strict=True))
+                results = zip(self._outputs, self._session.run(None, known), strict=True)
+                return dict(item for name, value in results for item in _tensors(name, value))
             values = {name: _to_ort(value) for name, value in known.items()}
             results = self._session.run_with_ort_values(None, values)
             return {name: _from_ort(v) for name, v in zip(self._outputs, results, strict=True)}
         except Exception as error:
             raise ModelError(f"ONNX Runtime failed: {_reason(error)}") from error
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors that an output of any type holds, each with a name of its own."""
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, element in value.items():
+            yield from _tensors(f"{name}[{key}]", element)
+    elif isinstance(value, list | tuple):
+        for index, element in enumerate(value):
+            yield from _tensors(f"{name}[{index}]", element)
+    elif value is not None:
+        yield name, np.asarray(value)
 
 
 def _create(runtime: Any, proto: onnx.ModelProto, options: Any, providers: list[str]) -> Any:

@@ -29,6 +29,10 @@ _QUANTIZED = frozenset({
     "MatMulIntegerToFloat", "QLinearMatMul", "MatMulNBits", "QAttention", "QLinearConv", "ConvInteger",
 })
 
+_RANDOM = frozenset({
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+})
+
 
 @dataclass
 class Verdict:
@@ -76,7 +80,7 @@ class Verifier:
         custom_ops: custom-op libraries that the models need.
 
     Raises:
-        VerificationError: the original model does not run here in any dtype.
+        VerificationError: the original model does not run here in any dtype, or never twice the same.
         InputDataError: no input set can be made, or the given one does not fit.
     """
 
@@ -90,6 +94,12 @@ class Verifier:
         self._provider = provider
         self._custom_ops = tuple(custom_ops)
         self.dtype = narrowest(proto)
+        random = _RANDOM & _ops(proto)
+        if random:
+            raise VerificationError(
+                f"the model draws random numbers (`{min(random)}`), so that no two runs of it agree",
+                hint="--no-verify or --allow-unverified writes the result",
+            )
         self.quantized = bool(_QUANTIZED & _ops(proto))
         self.notes: list[str] = []
         self.structure_only = False
@@ -111,8 +121,9 @@ class Verifier:
                 self._proto, "float32", self._provider, base_dir=self._base_dir, custom_ops=self._custom_ops
             )
         except ModelError as wide:
+            also = "" if wide.message == reason else f" (in float32: {wide.message})"
             raise VerificationError(
-                f"the original model does not run on `{self._provider}`: {reason} ({wide.message})",
+                f"the original model does not run on `{self._provider}`: {reason}{also}",
                 hint="--no-verify writes the result without running it",
             ) from wide
         self.structure_only = True

@@ -142,3 +142,23 @@ def test_no_values_for_strings() -> None:
     )
     with pytest.raises(InputDataError, match="input `s`"):
         generate(specs, Scenario("x"))
+
+
+def test_what_has_no_dimensions_is_an_array_too() -> None:
+    specs = specs_of(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[4,2] x, float s, int64 i, int64 last) => (float y) {
+          row = Gather (x, i) scaled = Mul (row, s) y = Gather (scaled, last) }"""
+    )
+    values = generate(specs, Scenario("x"))
+    assert all(isinstance(v, np.ndarray) for v in values.values())
+    assert values["s"].shape == () and values["s"].dtype == np.float32 and 0 <= values["i"] < 4
+
+
+def test_an_input_of_any_rank_takes_any_shape() -> None:
+    x = onnx.ValueInfoProto(name="x")
+    x.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    specs = input_specs(onnx.helper.make_model(graph))
+    assert generate(specs, Scenario("x"))["x"].ndim == 2
+    assert generate(specs, Scenario("x", shapes={"x": (2, 3, 4)}))["x"].shape == (2, 3, 4)

@@ -67,3 +67,13 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         make_options("some")
     with pytest.raises(RuntimeMissingError, match="no custom-op library at"):
         make_options(with_library=False, custom_ops=[tmp_path / "lib.so"])
+
+
+def test_elements_of_a_sequence_come_one_by_one() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])
+    q = helper.make_tensor_sequence_value_info("q", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("SplitToSequence", ["x"], ["q"], axis=0)], "g", [x], [q])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    found = Runner(proto).run({"x": values})
+    assert list(found) == ["q[0]", "q[1]"] and np.array_equal(found["q[1]"], values[1:])

@@ -125,3 +125,29 @@ def test_an_original_that_does_not_run() -> None:
     )
     with pytest.raises(VerificationError, match="original model does not run"):
         Verifier(proto)
+
+
+def test_random_numbers_cannot_be_verified() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y)
+        { r = RandomNormalLike (x) y = Add (x, r) }"""
+    )
+    with pytest.raises(VerificationError, match="draws random numbers"):
+        Verifier(proto)
+
+
+def test_weights_of_four_bits_are_held_to_the_graph() -> None:
+    """ONNX Runtime makes MatMulNBits of it, with activations of 8 bits unless it is told otherwise."""
+    rng = np.random.default_rng(0)
+    packed = rng.integers(-8, 8, (64, 32)).tolist()
+    weight = onnx.helper.make_tensor("q", onnx.TensorProto.INT4, [64, 32], [v for row in packed for v in row])
+    scale = numpy_helper.from_array(np.full((2, 32), 0.1, np.float32), "s")
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=32),
+        onnx.helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 64])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 32])
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight, scale])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    assert Verifier(proto).check(proto).status == "passed"
