@@ -26,23 +26,15 @@ def _elements(scope: Scope) -> Elements:
 
 
 @predicate
-def quotient(scope: Scope, numerator: float, denominator: float) -> Outcome:
-    """of: two captured numbers
-    holds: the second is not 0
-    results: `quotient`: first / second
+def positive_ratio(scope: Scope, first: float, second: float, third: float = 1.0) -> Outcome:
+    """of: two captured numbers, or three
+    holds: first × third / second is a positive finite number
+    results: `ratio`: that number
     """
-    if not denominator:
-        return Refused("a divisor other than 0", denominator)
-    return {"quotient": float(numerator) / float(denominator)}
-
-
-@predicate
-def product(scope: Scope, first: float, second: float) -> Outcome:
-    """of: two captured numbers
-    holds: always
-    results: `product`: first × second
-    """
-    return {"product": float(first) * float(second)}
+    if not float(second):
+        return Refused("a divisor other than 0", second)
+    ratio = float(first) * float(third) / float(second)
+    return {"ratio": ratio} if 0 < ratio < math.inf else Refused("a positive number", ratio)
 
 
 @predicate
@@ -154,29 +146,22 @@ def cut_in_two(scope: Scope, x: Value, first: Value, rest: Value) -> Outcome:
     return {"size": size} if size is not None else Refused(f"two parts of `{x.name}`", f"`{first.name}`, `{rest.name}`")
 
 
+#: Transpositions of heads: of [B, S, H, D], and of [B, S, 3, H, D].
+_OF_HEADS = ([0, 2, 1, 3], [0, 3, 2, 1, 4])
+
+
 @predicate
-def before_transpose(scope: Scope, perm: list[int], axes: list[int]) -> Outcome:
+def before_heads_transposed(scope: Scope, perm: list[int], axes: Any) -> Outcome:
     """of: the `perm` of a Transpose, axes of its result (a list or one)
-    holds: always
-    results: `axes`: the same axes in its operand
+    holds: it transposes heads: [0, 2, 1, 3] or [0, 3, 2, 1, 4]
+    results: `axes`: the same axes in its operand; `kept`: the `perm` without the (one) axis
     """
-    many = list(axes) if isinstance(axes, (list, tuple)) else [axes]
-    mapped = [perm[axis % len(perm)] for axis in many]
-    return {"axes": mapped if isinstance(axes, (list, tuple)) else mapped[0]}
-
-
-@predicate
-def without_axis(scope: Scope, perm: list[int], axes: list[int]) -> Outcome:
-    """of: the `perm` of a Transpose, one axis of its result that has size 1
-    holds: always
-    results: `axes`: that axis in the operand; `perm`: how the others are transposed
-    """
-    gone = [axis % len(perm) for axis in axes]
-    if len(gone) != 1:
-        return Refused("one axis", axes)
-    source = perm[gone[0]]
-    kept = [p - (p > source) for i, p in enumerate(perm) if i != gone[0]]
-    return {"axes": [source], "perm": kept}
+    if list(perm) not in _OF_HEADS:
+        return Refused(" or ".join(map(str, _OF_HEADS)), list(perm))
+    many = [axis % len(perm) for axis in (axes if isinstance(axes, (list, tuple)) else [axes])]
+    mapped = [perm[axis] for axis in many]
+    kept = [p - (p > mapped[0]) for axis, p in enumerate(perm) if axis != many[0]]
+    return {"axes": mapped if isinstance(axes, (list, tuple)) else mapped[0], "kept": kept}
 
 
 @predicate

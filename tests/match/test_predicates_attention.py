@@ -20,10 +20,11 @@ def held(name: str, *given: Any) -> dict[str, Any]:
     return outcome
 
 
-def test_numbers_are_multiplied_and_divided() -> None:
-    assert held("product", 0.5, 4) == {"product": 2.0}
-    assert held("quotient", 1, 8) == {"quotient": 0.125}
-    assert isinstance(REGISTRY["quotient"](ANY, 1, 0), Refused)
+def test_a_ratio_is_positive() -> None:
+    assert held("positive_ratio", 1, 8) == {"ratio": 0.125}
+    assert held("positive_ratio", 1, 8, 4) == {"ratio": 0.5}
+    for wrong in ((1, 0), (-1, 2), (0, 2), (1, 2, -1)):
+        assert isinstance(REGISTRY["positive_ratio"](ANY, *wrong), Refused)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -46,19 +47,19 @@ def test_a_number_that_does_not_absorb_scores_is_refused(dtype: str, number: flo
     assert isinstance(REGISTRY["hiding_number"](ANY, Variable("s", dtype=dtype), number, 0), Refused)
 
 
-def test_axes_before_a_transpose_are_those_of_numpy() -> None:
-    x = np.zeros((2, 3, 4, 5, 6))
-    for perm in ([0, 3, 2, 1, 4], [4, 0, 1, 2, 3]):
-        for axis in range(-5, 5):
-            (inner,) = held("before_transpose", perm, [axis])["axes"]
-            assert x.shape[inner] == x.transpose(perm).shape[axis]
-            assert held("before_transpose", perm, axis)["axes"] == inner
+@pytest.mark.parametrize("perm", [[0, 2, 1, 3], [0, 3, 2, 1, 4]])
+def test_axes_before_heads_are_transposed(perm: list[int]) -> None:
+    x = np.zeros((2, 3, 4, 5, 6)[: len(perm)])
+    for axis in range(-len(perm), len(perm)):
+        (inner,) = held("before_heads_transposed", perm, [axis])["axes"]
+        assert x.shape[inner] == x.transpose(perm).shape[axis]
+        assert held("before_heads_transposed", perm, axis)["axes"] == inner
+    assert isinstance(REGISTRY["before_heads_transposed"](ANY, perm[::-1], [0]), Refused)
 
 
 def test_an_axis_dropped_before_a_transpose() -> None:
     x = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 1, 4, 5)
     perm = [0, 3, 2, 1, 4]
-    found = held("without_axis", perm, [2])
-    before = x.squeeze(tuple(found["axes"])).transpose(found["perm"])
+    found = held("before_heads_transposed", perm, [2])
+    before = x.squeeze(tuple(found["axes"])).transpose(found["kept"])
     assert np.array_equal(before, x.transpose(perm).squeeze(2))
-    assert isinstance(REGISTRY["without_axis"](ANY, perm, [1, 2]), Refused)
