@@ -17,6 +17,7 @@ from onnxfuse import blocks, quirks, rules
 from onnxfuse.errors import RuntimeMissingError, UsageError
 from onnxfuse.graph import canonicalize, edit, shapes, view
 from onnxfuse.graph import model as models
+from onnxfuse.graph.sharing import share_constants
 from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.lower.lower import lower
@@ -193,6 +194,7 @@ def _build(
         )
         result.lowering = report.to_json()
         result.blocks_lowered = blocks.count(model)
+    share_constants(model)
     if options.stop_after in ("canonicalize", "lower"):
         quirks.settle(model)
     clock.end()

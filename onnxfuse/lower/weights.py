@@ -25,23 +25,29 @@ def columns(emitter: Emitter, weight: Constant, layout: str, start: int, stop: i
         array = consts.array(weight)
         return array[start:stop] if layout == "NK" else array[:, start:stop]
 
-    return emitter.constant(f"{weight.name}_{start}_{stop}", Deferred(shape, _numpy(weight), compute))
+    made = emitter.constant(f"{weight.name}_{start}_{stop}", Deferred(shape, _numpy(weight), compute))
+    made.recipe = ("columns", (weight,), {"layout": layout, "start": start, "stop": stop})
+    return made
 
 
 def entries(emitter: Emitter, vector: Constant, start: int, stop: int) -> Constant:
     """Entries start…stop of a 1-D constant."""
-    return emitter.constant(
+    made = emitter.constant(
         f"{vector.name}_{start}_{stop}",
         Deferred((stop - start,), _numpy(vector), lambda: consts.array(vector)[start:stop]),
     )
+    made.recipe = ("entries", (vector,), {"start": start, "stop": stop})
+    return made
 
 
 def transposed(emitter: Emitter, weight: Constant) -> Constant:
     """The transpose of a 2-D constant."""
     rows, cols = consts.shape_of(weight)
-    return emitter.constant(
+    made = emitter.constant(
         f"{weight.name}_t", Deferred((cols, rows), _numpy(weight), lambda: consts.array(weight).T)
     )
+    made.recipe = ("transpose", (weight,), {})
+    return made
 
 
 def interleaved(emitter: Emitter, packed: Constant, width: int) -> Constant:
@@ -53,7 +59,9 @@ def interleaved(emitter: Emitter, packed: Constant, width: int) -> Constant:
         halves = array.reshape(2, shape[0] // 2 // width, width, *shape[1:])
         return np.swapaxes(halves, 0, 1).reshape(shape)
 
-    return emitter.constant(f"{packed.name}_by{width}", Deferred(shape, _numpy(packed), compute))
+    made = emitter.constant(f"{packed.name}_by{width}", Deferred(shape, _numpy(packed), compute))
+    made.recipe = ("interleaved", (packed,), {"width": width})
+    return made
 
 
 def column_sums(emitter: Emitter, weight: Constant) -> Constant:
@@ -63,4 +71,6 @@ def column_sums(emitter: Emitter, weight: Constant) -> Constant:
     def compute() -> np.ndarray:
         return consts.array(weight).astype(np.float64).sum(axis=1).astype(np.float32)
 
-    return emitter.constant(f"{weight.name}_colsum", Deferred((n,), np.dtype(np.float32), compute))
+    made = emitter.constant(f"{weight.name}_colsum", Deferred((n,), np.dtype(np.float32), compute))
+    made.recipe = ("column_sums", (weight,), {})
+    return made

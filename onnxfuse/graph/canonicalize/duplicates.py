@@ -38,7 +38,7 @@ def merge_constants(scope: Scope) -> int:
                 continue
             key = value.__dict__.get("_key")
             if key is None:
-                key = value.__dict__["_key"] = _constant_key(value)
+                key = value.__dict__["_key"] = constant_key(value)
             kept = first.setdefault(key, value)
             if kept is not value:
                 node.inputs[index] = kept
@@ -46,7 +46,8 @@ def merge_constants(scope: Scope) -> int:
     return count
 
 
-def _constant_key(value: Constant) -> Hashable:
+def constant_key(value: Constant) -> Hashable:
+    """Equal for constants of the same dtype, shape and content; those too large to compare only equal themselves."""
     dtype = consts.dtype_of(value)
     values = value._values
     if dtype in (None, "string") or isinstance(values, (Deferred, gs.ir.tensor.SparseValues)):
