@@ -26,6 +26,7 @@ from onnxfuse.match.trace import Failure, Kind, Phase
 from onnxfuse.match.typing import dtype_of, shape_of, show, surely_differ
 from onnxfuse.ops import registry
 from onnxfuse.rewrite import weights as weight_functions
+from onnxfuse.rewrite.twins import have_twins
 from onnxfuse.rules import spec
 from onnxfuse.rules.program import domain_of
 
@@ -181,6 +182,8 @@ class Builder:
             if source is None or consts.nbytes_of(source) < weight_functions.SHARED_LIMIT:
                 continue
             others = [r for r in view.consumers(source) if r not in self._matched]
+            if others and have_twins(source, self._matched, others, self.scope.graph.nodes):
+                continue
             if others or self.scope.is_output(source):
                 reader = view.describe(others[0]) if others else "the graph's output"
                 raise self.refuse(check, Kind.WEIGHT_SHARED, f"no other reader of `{source.name}`", reader)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxfuse
 from onnxfuse import pipeline
-from tests.user_reports.cases import run
+from tests.user_reports.cases import parse, run
 
 MODELS = Path(__file__).parents[2] / "models"
 NAMES = ["gpt2-past-dyn18-f32-sdpa.onnx", "qwen2-past-dyn20-f16-eager.onnx"]
@@ -126,3 +126,30 @@ def test_each_weight_is_stored_once(merged: onnx.ModelProto, target: str) -> Non
     assert len(stored) <= len(big(list(merged.graph.initializer)))
     assert len({(tuple(t.dims), t.raw_data) for t in stored}) == len(stored)
     assert after.ByteSize() <= merged.ByteSize()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_big_weights_that_both_branches_read(alike: bool) -> None:
+    """A norm is folded into a captured weight if the other branch will do the same, so that one copy serves both; else
+    the weight stays as it is."""
+    epilogue = {True: "MatMul ({0}n, w)", False: "Gather <axis=0> (w, ids)"}[alike]
+    body = (
+        "{0}n = LayerNormalization <axis=-1> (x, gamma, beta) {0}h = MatMul ({0}n, w) {0}a = Add ({0}h, b)"
+        "{0}y = Relu ({0}a)"
+    )
+    other = body.format("e") if alike else f"ex = {epilogue} ez = Add (ex, b) ey = Neg (ez)"
+    model = parse(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[S,128] x, int64[S] ids, bool c) => (float[S,256] y)
+        <float[128] gamma, float[128] beta, float[128,256] w, float[256] b> {{
+          y = If (c) <then_branch = t () => (float[S,256] ty) {{ {body.format("t")} }},
+                      else_branch = e () => (float[S,256] ey) {{ {other} }}> }}"""
+    )
+    build = pipeline.build(model, pipeline.Options(target=pipeline.resolve_target("cuda:sm90")))
+    after = build.model.to_proto()
+    stored = [t for g in [after.graph, *branches(after)] for t in big(list(g.initializer))]
+    assert [sorted(t.dims) for t in stored] == [[128, 256]]
+    fused = [n for g in branches(after) for n in g.node if n.op_type == "Linear"]
+    norms = [onnx.helper.get_node_attr_value(n, "norm") if any(a.name == "norm" for a in n.attribute) else b"none"
+             for n in fused]  # fmt: skip
+    assert norms == ([b"layer", b"layer"] if alike else [b"none"])
