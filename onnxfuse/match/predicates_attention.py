@@ -10,7 +10,7 @@ import numpy as np
 from onnxfuse.analysis import masks, rotary
 from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.sizes import poly_of_dim
-from onnxfuse.graph import types
+from onnxfuse.graph import types, view
 from onnxfuse.graph.ir import Value
 from onnxfuse.match.predicates import Outcome, Refused, predicate
 from onnxfuse.match.scope import Scope
@@ -81,10 +81,15 @@ def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: An
 
 
 @predicate
-def maybe_other_size(scope: Scope, size: Any, wanted: Any) -> Outcome:
-    """of: two dims
-    holds: they are not provably equal, and the first is not the constant 1
+def maybe_other_size(scope: Scope, mask: Value, size: Any, wanted: Any) -> Outcome:
+    """of: a mask; two dims
+    holds: the dims are not provably equal, the first is not the constant 1, and the mask was not repeated and reshaped
+        to the second already
     """
+    reshape = view.producer(mask)
+    before = view.producer(reshape.inputs[0]) if reshape is not None and reshape.op == "Reshape" else None
+    if before is not None and before.op == "Expand":
+        return Refused("a mask as the model computes it", f"`{mask.name}`", reshape)
     if size == wanted or size == 1:
         return Refused(f"a size that may differ from {wanted}", size)
     return {}

@@ -148,6 +148,21 @@ def test_divisions_simplify_only_where_exact() -> None:
     assert evaluate(dims.truncate_divide(a - 1, 2), {"a": 0}) == 0
 
 
+def test_floors_of_floors_are_one() -> None:
+    n = symbol("n")
+    assert (n // 5) // 2 == n // 10
+    assert ((n - 10) // 5 + 1 - 3) // 2 == (n - 10 - 10) // 10
+    for number in range(60):
+        assert dims.evaluate(((n - 7) // 3 + 4) // 5, {"n": number}) == ((number - 7) // 3 + 4) // 5
+
+
+def test_a_size_beside_its_clamped_self() -> None:
+    a = symbol("n") // 10
+    clamped = dims.minimum(a, dims.maximum(a - 1, 0))
+    assert clamped == dims.maximum(a - 1, 0)
+    assert dims.broadcast(a - 1, clamped) == a - 1
+
+
 def test_minimum_and_maximum_know_bounds() -> None:
     past, seq = symbol("past"), symbol("seq")
     assert dims.minimum(past + seq, seq) == seq

@@ -37,7 +37,13 @@ def _extreme(kind: str, left: SymInt, right: SymInt) -> SymInt:
 
 def _dominates(kind: str, winner: SymInt, value: SymInt) -> bool:
     low, high = bounds(value - winner)
-    return low >= 0 if kind == "min" else high <= 0
+    if low >= 0 if kind == "min" else high <= 0:
+        return True
+    # A maximum is at most n when each of its members is; and the other way round.
+    atom = _only_atom(winner)
+    if atom is None or atom.kind not in ("min", "max") or atom.kind == kind:
+        return False
+    return all(_dominates(kind, member, value) for member in atom.args)
 
 
 def _only_atom(value: SymInt) -> Atom | None:
@@ -67,6 +73,11 @@ def broadcast(left: SymInt, right: SymInt) -> SymInt:
         low, high = bounds(value)
         if low > 1 or high < 1:
             return value
+    # x beside max(x, 0): x is a size, so the same.
+    for plain, clamped in ((left, right), (right, left)):
+        atom = _only_atom(clamped)
+        if atom is not None and atom.kind == "max" and set(atom.args) == {plain, 0}:
+            return plain
     # min(n, x) beside x: they are equal, or n < x and n must be 1; either way x is the result.
     for small, big in ((left, right), (right, left)):
         atom = _only_atom(small)

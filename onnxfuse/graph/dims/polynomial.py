@@ -282,6 +282,21 @@ def _split_multiples(value: Dim, divisor: int) -> tuple[SymInt, SymInt]:
     return quotient, value - quotient * divisor
 
 
+def _floor_plus_constant(value: SymInt) -> tuple[SymInt, int, int] | None:
+    """(x, a, c) of a value x // a + c with constant a > 0 and c."""
+    if not isinstance(value, Dim):
+        return None
+    terms = dict(value.terms)
+    plus = terms.pop((), 0)
+    if len(terms) != 1:
+        return None
+    ((monomial, factor),) = terms.items()
+    if factor != 1 or len(monomial) != 1 or monomial[0].kind != "floordiv":
+        return None
+    dividend, by = monomial[0].args
+    return (dividend, by, plus) if isinstance(by, int) and by > 0 else None
+
+
 def floor_divide(value: SymInt, divisor: SymInt) -> SymInt:
     """Floor division. The result assumes that the divisor is not zero (or else there is no result)."""
     exact = divide_exactly(value, divisor)
@@ -295,6 +310,10 @@ def floor_divide(value: SymInt, divisor: SymInt) -> SymInt:
         low, high = bounds(value)
         if low >= 0 and high < divisor:
             return outside
+        inner = _floor_plus_constant(value)
+        if inner is not None:  # (x // a + c) // b is (x + a·c) // (a·b), as the sizes of stacked convolutions are
+            dividend, by, plus = inner
+            return outside + floor_divide(dividend + plus * by, by * divisor)
     low, high = (0, INFINITY) if is_nonnegative(value) and bounds(divisor)[0] >= 0 else (-INFINITY, INFINITY)
     return outside + make_atom("floordiv", (value, divisor), low, high, f"({value})//({divisor})")
 

@@ -57,6 +57,8 @@ def reshape_target(shape: Shape, target: Sequence[SymInt], allowzero: bool, unkn
     """
     result: list[SymInt] = []
     free: int | None = None
+    # Only one size may be left open, so beside a constant −1 no other can turn out to be −1; nor can one of the input's.
+    open_elsewhere = any(not isinstance(size, Dim) and size == -1 for size in target)
     for axis, size in enumerate(target):
         if not isinstance(size, Dim) and size == 0 and not allowzero:
             if axis >= len(shape):
@@ -64,7 +66,7 @@ def reshape_target(shape: Shape, target: Sequence[SymInt], allowzero: bool, unkn
             size = shape[axis]
         elif not isinstance(size, Dim) and size == -1:
             free = axis
-        elif isinstance(size, Dim) and not dims.is_nonnegative(size):
+        elif isinstance(size, Dim) and not (open_elsewhere or size in shape or dims.is_nonnegative(size)):
             # It could be −1 when the model runs, and stand for anything.
             raise Unknown
         result.append(size)
