@@ -23,6 +23,7 @@ def counted(body, origin=None, x="float[B,S,16] x", extra="float z"):
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16), np.float32), "w"))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((32, 16), np.float32), "w2"))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((48, 16), np.float32), "w3"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, -1, 16]), "one_row"))
     model = Model(proto)
     for node in model.graph.nodes:
         node.origin = origin
@@ -40,6 +41,10 @@ def counted(body, origin=None, x="float[B,S,16] x", extra="float z"):
         ("y = LayerNormalization (x, g1, b)", {"layernorm": 1}),
         ("y = com.microsoft.SkipLayerNormalization (x, r, g1, b)", {"layernorm": 1, "skip_layernorm": 1}),
         ("s = Add (x, r)  y = LayerNormalization (s, g1, b)", {"layernorm": 1}),
+        ("y = LayerNormalization (x, g1)", {"layernorm": 1, "layernorm_no_bias": 1}),
+        ("c = Reshape (x, one_row)  y = com.microsoft.SkipLayerNormalization (r, c, g1, b)",
+         {"layernorm": 1, "bcast_add_layernorm": 1}),
+        ('y = onnxfuse.Linear <norm="layer"> (x, w)', {"layernorm": 1, "layernorm_no_bias": 1, "matmul": 1}),
         ("s = onnxfuse.Linear (x, w, b, r)  y = LayerNormalization (s, g1, b)",
          {"layernorm": 1, "skip_layernorm": 1, "matmul": 1, "matmul_bias": 1}),
         ("p = Gelu (x)  y = com.microsoft.FastGelu (p)", {"act_gelu_erf": 1, "act_gelu_tanh": 1}),
