@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxfuse import blocks, quirks, rules
-from onnxfuse.errors import RuntimeMissingError, UsageError
-from onnxfuse.graph import canonicalize, edit, shapes, view
+from onnxfuse.errors import ModelError, OnnxfuseError, RuntimeMissingError, UsageError
+from onnxfuse.graph import canonicalize, edit, files, shapes, view
 from onnxfuse.graph import model as models
 from onnxfuse.graph.sharing import share_constants
 from onnxfuse.lower import emit
@@ -153,12 +154,22 @@ def build(
         progress: told the name of each stage when it begins.
 
     Raises:
-        OnnxfuseError: the model cannot be read, or a rewrite failed.
+        OnnxfuseError: the model cannot be read or contradicts itself, or a rewrite failed.
     """
     collecting = gc.isenabled()
     gc.disable()  # a graph is many small objects of one long life; collecting in between costs more the more there are
     try:
         return _build(source, options, ruleset if ruleset is not None else rule_set(options), tracer, _Clock(progress))
+    except OnnxfuseError:
+        raise
+    except Exception as error:
+        # The checker looks at one node at a time; a graph whose shapes do not fit together only shows when it is used.
+        proto = source if isinstance(source, onnx.ModelProto) else files.read_proto(Path(source))
+        problem = files.contradiction(proto)
+        if problem is None:
+            raise
+        where = "<model>" if isinstance(source, onnx.ModelProto) else os.fspath(source)
+        raise ModelError(f"not a valid ONNX model: {problem}", where=where, hint="no runtime can run it") from error
     finally:
         if collecting:
             gc.enable()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from onnxfuse.cli import options, render
-from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, OutputError, VerificationError
+from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, VerificationError
 
 _STAGES = ("canonicalize", "lift", "fuse", "lower")
 
@@ -102,14 +100,6 @@ def _default_output(model: str) -> str:
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:
-    """Beside the file, then renamed, so that an interrupted run leaves the old one."""
-    folder = Path(path).resolve().parent
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".report")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(render.finite(content), file, indent=2)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write `{path}`: {error.strerror or error}") from error
+    from onnxfuse.regress.config import write_text
+
+    write_text(Path(path), json.dumps(render.finite(content), indent=2) + "\n")

@@ -58,6 +58,17 @@ def check_content(proto: onnx.ModelProto, where: str) -> None:
         raise ModelError(f"not a valid ONNX model: {error}", where=where) from error
 
 
+def contradiction(proto: onnx.ModelProto) -> str | None:
+    """Where dtypes and shapes do not fit together, in the words of ONNX's inference; None if it finds nothing."""
+    try:
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        return " ".join(str(error).removeprefix("[ShapeInferenceError] ").split())
+    except Exception:  # too big to be serialized
+        return None
+    return None
+
+
 #: Ops that ONNX Runtime registers in ONNX's own domain, and from which opset ONNX itself has them (0: never).
 _CONTRIB_IN_DEFAULT_DOMAIN = {
     "SimplifiedLayerNormalization": 0,

@@ -238,6 +238,7 @@ def write_baseline(path: Path, models: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write beside `path` and rename, so that a failure leaves an old file as it was."""
+    temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -246,3 +247,6 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise OutputError(f"cannot write `{path}`: {error.strerror or error}", hint="check the folder") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

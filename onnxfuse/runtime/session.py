@@ -43,6 +43,8 @@ def ort() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as an extension module reports it
+            raise error.__cause__ from None
         raise RuntimeMissingError(
             f"ONNX Runtime cannot be imported: {error}", hint="pip install onnxruntime-gpu (or onnxruntime)"
         ) from error

@@ -278,3 +278,23 @@ def test_a_regress_configuration_that_is_no_text(cli, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_bytes(b"\x83\x00\xff")
     outcome = cli("regress", tmp_path / "r.yaml")
     assert outcome.code == 2 and "cannot be read as text" in outcome.err and "internal error" not in outcome.err
+
+
+def test_shapes_that_do_not_fit_together(cli, tmp_path: Path) -> None:
+    """The checker lets it pass; inference of the output's shape does not."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[b,4] x, float[b,4,2] z) => (float[b] y)
+        { y = Concat <axis = 0> (z, x) }"""
+    )
+    onnx.save(proto, tmp_path / "bad.onnx")
+    refused(cli, tmp_path / "bad.onnx", tmp_path, says="same rank", error="bad-model")
+
+
+def test_a_full_disk_leaves_nothing_behind(cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    outcome = cli("optimize", tiny, "--dry-run", "--target", "cpu", "--report", tmp_path / "r.json")
+    assert outcome.code == 2 and "No space left on device" in outcome.err
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.onnx"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper
 
 import onnxfuse
 from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError
-from onnxfuse.runtime.session import Runner, make_options
+from onnxfuse.runtime.session import Runner, make_options, ort
 
 
 def cast_model(source: int, to: int) -> onnx.ModelProto:
@@ -77,3 +78,11 @@ def test_elements_of_a_sequence_come_one_by_one() -> None:
     values = np.arange(4, dtype=np.float32).reshape(2, 2)
     found = Runner(proto).run({"x": values})
     assert list(found) == ["q[0]", "q[1]"] and np.array_equal(found["q[1]"], values[1:])
+
+
+def test_an_interrupt_while_the_runtime_is_imported_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('initialization failed') from KeyboardInterrupt()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        ort()

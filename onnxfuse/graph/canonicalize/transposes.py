@@ -17,11 +17,11 @@ SMALL = 4096
 
 
 def permutation(node: Node) -> list[int] | None:
-    """The `perm` of a Transpose, also when it is left to its default; None if the rank is not known."""
-    perm = static_attr(node, "perm")
+    """The `perm` of a Transpose, also when it is left to its default; None if the rank is not known,
+    or another one."""
+    perm, shape = static_attr(node, "perm"), shape_of(node.inputs[0])
     if perm is not None:
-        return list(perm)
-    shape = shape_of(node.inputs[0])
+        return list(perm) if shape is None or len(shape) == len(perm) else None
     return None if shape is None or "perm" in node.attrs else list(reversed(range(len(shape))))
 
 
