@@ -120,9 +120,21 @@ def close(stored: float, literal: float, dtype: str | None) -> bool:
     return abs(stored - literal) <= tolerance
 
 
+#: Dtypes of which several elements share a byte, and their bits.
+_PACKED: dict[int, int] = {
+    onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.FLOAT4E2M1: 4, onnx.TensorProto.INT2: 2,
+    onnx.TensorProto.UINT2: 2,
+}  # fmt: skip
+
+
+def _bits_of(dtype: int) -> int:
+    name = name_of(dtype)
+    return _PACKED.get(dtype) or (0 if name in (None, "string") else numpy_of(str(name)).itemsize * 8)
+
+
 def check_external(tensor: onnx.TensorProto, base_dir: Path) -> str | None:
     """What is wrong with a tensor's external data, or None: the file must be inside `base_dir`, exist, and hold
-    offset + length bytes."""
+    the tensor at its offset."""
     info = {entry.key: entry.value for entry in tensor.external_data}
     location = info.get("location", "")
     path = (base_dir / location).resolve()
@@ -130,7 +142,14 @@ def check_external(tensor: onnx.TensorProto, base_dir: Path) -> str | None:
         return f"tensor `{tensor.name}`: external data path `{location}` leaves the model's folder"
     if not path.is_file():
         return f"tensor `{tensor.name}`: external data file `{location}` is missing"
-    needed = int(info.get("offset", 0)) + int(info.get("length", 0))
+    numbers = [info.get(key, "0") for key in ("offset", "length")]
+    wrong = next((number for number in numbers if not number.isdecimal()), None)
+    if wrong is not None:
+        return f"tensor `{tensor.name}`: `{wrong}` is no place in the external data file"
+    held = -(-math.prod(tensor.dims) * _bits_of(tensor.data_type) // 8)
+    if "length" in info and int(info["length"]) < held:
+        return f"tensor `{tensor.name}`: {info['length']} bytes of external data, its shape needs {held}"
+    needed = int(numbers[0]) + max(int(numbers[1]), held)
     if path.stat().st_size < needed:
         return (
             f"tensor `{tensor.name}`: external data file `{location}` has {path.stat().st_size} bytes, {needed} needed"

@@ -61,7 +61,7 @@ def check_content(proto: onnx.ModelProto, where: str) -> None:
 def contradiction(proto: onnx.ModelProto) -> str | None:
     """Where dtypes and shapes do not fit together, in the words of ONNX's inference; None if it finds nothing."""
     try:
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         return " ".join(str(error).removeprefix("[ShapeInferenceError] ").split())
     except Exception:  # too big to be serialized

@@ -39,7 +39,10 @@ def load_npz(path: str | os.PathLike[str], specs: Sequence[InputSpec]) -> list[d
     if not Path(path).is_file():
         raise InputDataError(f"no such file: `{where}`", hint="check --inputs")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputDataError(f"`{where}` holds one array without a name", hint="write it with `numpy.savez`")
+        with archive:
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, OSError, KeyError, EOFError) as error:
         raise InputDataError(f"`{where}` cannot be read as an .npz file: {error}") from error

@@ -204,6 +204,20 @@ def test_external_data_missing_or_short(tmp_path: Path) -> None:
         model.load(path)
 
 
+@pytest.mark.parametrize(("key", "value", "says"), [
+    ("offset", "-4", "`-4` is no place"), ("length", "many", "`many` is no place"),
+    ("length", "7", "7 bytes of external data, its shape needs 65536"), ("offset", "9", "65545 needed"),
+])
+def test_external_data_whose_place_is_wrong(tmp_path: Path, key: str, value: str, says: str) -> None:
+    path = big_model(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    place = proto.graph.initializer[0].external_data
+    next(e for e in place if e.key == key).value = value
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ExternalDataError, match=says):
+        model.load(path)
+
+
 def test_output_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
         model.load(parsed()).save(tmp_path / "nowhere" / "out.onnx")

@@ -72,3 +72,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot write"):
         save_npz(tmp_path / "no" / "x.npz", [values(1)])
+
+
+def test_one_array_without_a_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    with pytest.raises(InputDataError, match="holds one array without a name"):
+        load_npz(tmp_path / "x.npy", [])

@@ -110,6 +110,8 @@ def elementwise(
                 np.arange(len(items)).reshape([int(d) for d in shape if not isinstance(d, Dim)]), out
             ).ravel()
             columns.append([items[i] for i in index])
+    if any(len(column) != math.prod(out) for column in columns):
+        return None  # content that contradicts its shape, after a Reshape that cannot run
     results: list[SymInt] = []
     for row in zip(*columns, strict=True):
         result = function(*row)
