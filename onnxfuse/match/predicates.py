@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph import consts
+from onnxfuse.graph import consts, dims
 from onnxfuse.graph.ir import Constant, Node, Value, is_empty
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.typing import same_shape, shape_of, show
@@ -190,13 +190,16 @@ def _last_axis_cut(node: Node) -> tuple[int, int] | None:
 @predicate
 def one_row_for_the_batch(scope: Scope, row: Value, total: Value) -> Outcome:
     """of: two values
-    holds: the first is [S, K] or [1, S, K] where the second is [B, S, K], provably
+    holds: the first is [S, K] or [1, S, K] where the second, a sum with it, is [B, S, K], provably
     """
     one, whole = shape_of(row), shape_of(total)
     if one is None or whole is None or len(whole) != 3:
         return Refused("[S, K] or [1, S, K] beside [B, S, K]", show(one))
     without = one[1:] if len(one) == 3 and one[0] == 1 else one
-    return {} if same_shape(without, whole[1:]) else Refused(show(whole[1:]), show(one))
+    known = None not in without and None not in whole and len(without) == 2
+    if known and all(dims.equal_if_broadcast(a, b) for a, b in zip(without, whole[1:], strict=True)):
+        return {}
+    return Refused(show(whole[1:]), show(one))
 
 
 @predicate

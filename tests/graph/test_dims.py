@@ -228,3 +228,15 @@ def test_absorption() -> None:
     assert dims.minimum(dims.maximum(a, 4), a) == a
     assert dims.minimum(dims.minimum(a, 4), a) == dims.minimum(a, 4) != a
     assert dims.broadcast(dims.minimum(a, 512), a) == a
+
+
+def test_sizes_that_are_equal_if_they_broadcast() -> None:
+    x, n = dims.symbol("x"), dims.symbol("n", 2)
+    assert dims.equal_if_broadcast(x, x)
+    assert dims.equal_if_broadcast(dims.minimum(128, x), x)
+    assert dims.equal_if_broadcast(dims.minimum(n, x), x)
+    # A table of one row broadcasts, and so may one of unknown length; other sizes need not be x at all.
+    assert not dims.equal_if_broadcast(dims.minimum(dims.symbol("m"), x), x)
+    assert not dims.equal_if_broadcast(dims.minimum(128, n), x)
+    assert not dims.equal_if_broadcast(dims.maximum(128, x), x)
+    assert not dims.equal_if_broadcast(1, x)

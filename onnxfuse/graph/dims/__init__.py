@@ -8,7 +8,16 @@ one canonical form, so two computations of the same number compare equal (and ha
 
 from onnxfuse.graph.dims.declared import parse
 from onnxfuse.graph.dims.evaluation import evaluate
-from onnxfuse.graph.dims.operations import broadcast, equal, less, maximum, minimum, negate, select
+from onnxfuse.graph.dims.operations import (
+    broadcast,
+    equal,
+    equal_if_broadcast,
+    less,
+    maximum,
+    minimum,
+    negate,
+    select,
+)
 from onnxfuse.graph.dims.polynomial import (
     Dim,
     SymInt,
@@ -31,6 +40,7 @@ __all__ = [
     "broadcast",
     "divide_exactly",
     "equal",
+    "equal_if_broadcast",
     "evaluate",
     "floor_divide",
     "is_nonnegative",

@@ -98,6 +98,20 @@ def broadcast(left: SymInt, right: SymInt) -> SymInt:
     return make_atom("broadcast", args, max(low, 0), high, f"broadcast({', '.join(map(str, args))})")
 
 
+def equal_if_broadcast(size: SymInt, whole: SymInt) -> bool:
+    """Whether a size that broadcasts to `whole` must be equal to it.
+
+    A table of n > 1 rows that is cut to the length x has min(n, x) of them: if that were not x it would be n, which
+    broadcasts to nothing else.
+    """
+    if size == whole:
+        return True
+    atom = _only_atom(size)
+    if atom is None or atom.kind != "min" or whole not in atom.args:
+        return False
+    return all(value == whole or bounds(value)[0] > 1 for value in atom.args)
+
+
 def equal(left: SymInt, right: SymInt) -> bool | Dim:
     """Whether two symbolic integers are equal: True, False, or a symbolic 0 or 1."""
     difference = left - right
