@@ -165,3 +165,21 @@ def test_outputs_do_not_depend_on_the_optional_shift_of_a_skip_norm() -> None:
     case = Case("swapped", "float[1,S,8] x, float[B,S,8] s", Y, f"e = Add (x, s) y = {LN}", GB)
     model = case.model()
     check_same(case, model, fused(model).model)
+
+
+@pytest.mark.parametrize("rows", ["float[1,S,8] s", "float[S,8] s"])
+def test_the_runtime_s_skip_norm_takes_one_row_for_the_batch(rows: str) -> None:
+    """What a sum of embeddings and its norm become where the target keeps skip norms."""
+    model = parse(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[B,S,8] x, {rows}) => (float[B,S,8] y, float[B,S,8] e) <{GB}> {{
+          y, mean, deviation, e = com.microsoft.SkipLayerNormalization <epsilon=1e-5> (x, s, gamma, beta) }}"""
+    )
+    inputs = feeds(model, {"B": 3, "S": 5})
+    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    total = inputs["x"] + inputs["s"]
+    centred = total - total.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weights["gamma"] + weights["beta"]
+    y, e = run(model, inputs)
+    np.testing.assert_allclose(e, total, rtol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

@@ -54,3 +54,44 @@ def test_no_op_without_a_kernel_is_written(dtype: str) -> None:
     after = fused(model).model
     inputs = feeds(model, {"B": 2, "S": 3})
     np.testing.assert_allclose(run(after, inputs)[0], run(model, inputs)[0], rtol=5e-3, atol=5e-3)
+
+
+def test_a_residual_chain_with_outlier_channels() -> None:
+    """Trained float16 models have channels of a thousand and more: random weights do not show what goes wrong there.
+    The fused chain may be off by no more than a small multiple of what the chain as it was is off."""
+    layer = """
+      n{0} = LayerNormalization <axis=-1, epsilon=1e-5> (x{0}, g{0}, beta{0}) h{0} = MatMul (n{0}, w{0})
+      a{0} = Add (h{0}, b{0}) s{0} = Sigmoid (a{0}) i{0} = Mul (a{0}, s{0}) o{0} = MatMul (i{0}, v{0})
+      x{1} = Add (x{0}, o{0})"""
+    weights = ", ".join(
+        f"float16[64] g{i}, float16[64] beta{i}, float16[64,128] w{i}, float16[128] b{i}, float16[128,64] v{i}"
+        for i in (0, 1, 2)
+    )
+    model = parse(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float16[B,S,64] x0) => (float16[B,S,64] y) <{weights}, float16[64] gl, float16[64] bl> {{
+          {"".join(layer.format(i, i + 1) for i in (0, 1, 2))}
+          y = LayerNormalization <axis=-1, epsilon=1e-5> (x3, gl, bl) }}"""
+    )
+    result = fused(model)
+    assert (result.report["blocks"]["layernorm"], result.report["blocks"]["act_silu"]) == (4, 3)
+    inputs = feeds(model, {"B": 2, "S": 4})
+    inputs["x0"][..., 5] = 1500.0
+    inputs["x0"][..., 40] = -3000.0
+    expected = _in_float64(model, inputs["x0"])
+    before, after = (run(m, inputs)[0].astype(np.float64) for m in (model, result.model))
+    assert np.abs(after - expected).max() <= 2 * np.abs(before - expected).max() + 1e-3 * np.abs(expected).max()
+
+
+def _in_float64(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    w = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+
+    def norm(value: np.ndarray, scale: str, shift: str) -> np.ndarray:
+        centred = value - value.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w[scale] + w[shift]
+
+    x = x.astype(np.float64)
+    for i in (0, 1, 2):
+        a = norm(x, f"g{i}", f"beta{i}") @ w[f"w{i}"] + w[f"b{i}"]
+        x = x + (a / (1 + np.exp(-a))) @ w[f"v{i}"]
+    return norm(x, "gl", "bl")
