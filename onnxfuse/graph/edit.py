@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Names:
         return name
 
 
-def new_variable(names: Names, prefix: str, dtype: str | None = None, shape: tuple | None = None) -> Variable:
+def new_variable(names: Names, prefix: str, dtype: str | None = None, shape: tuple[Any, ...] | None = None) -> Variable:
     return Variable(names.fresh(prefix), dtype=dtype, shape=shape)
 
 

@@ -45,7 +45,7 @@ HALVES = frozenset({"float16", "bfloat16"})
 def name_of(dtype: object) -> str | None:
     """The dtype's name, from an ONNX number, a NumPy dtype or a name; None for None or what has no name."""
     if dtype is None or isinstance(dtype, str):
-        return dtype  # type: ignore[return-value]
+        return dtype
     if isinstance(dtype, int):
         return _NAME_OF_ONNX.get(dtype)
     if isinstance(dtype, onnx.TypeProto):  # of a sequence or an optional

@@ -82,7 +82,9 @@ _RANKS: Mapping[tuple[str, str], frozenset[int]] = {
 }
 
 #: The opset of ONNX's own domain from which an op exists there; ONNX Runtime knows two of them earlier.
-_SINCE: Mapping[str, int] = {"Gelu": 20, "Swish": 24, "HardSwish": 14, "RMSNormalization": 23, "RotaryEmbedding": 23, "Attention": 23}
+_SINCE: Mapping[str, int] = {
+    "Gelu": 20, "Swish": 24, "HardSwish": 14, "RMSNormalization": 23, "RotaryEmbedding": 23, "Attention": 23,
+}
 
 
 @dataclass

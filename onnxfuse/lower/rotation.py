@@ -34,13 +34,13 @@ def taken_in(q: Value, k: Value, v: Value, head_size: int) -> Projections:
         q, k, v: [B, S, heads·D], with no cache before them.
         head_size: D.
     """
-    rotations = _rotation(q), _rotation(k)
+    of_q, of_k = _rotation(q), _rotation(k)
     found = Projections(q, k, v)
-    if rotations[0] is not None and rotations[1] is not None and _same_tables(*rotations):
-        cos, sin = rotations[0].inputs[2], rotations[0].inputs[3]
+    if of_q is not None and of_k is not None and _same_tables(of_q, of_k):
+        cos, sin = of_q.inputs[2], of_q.inputs[3]
         if _tables_fit(cos, sin, head_size, dtype_of(q)):
-            inner = int(rotations[0].attrs.get("interleaved", 0))
-            found = Projections(rotations[0].inputs[0], rotations[1].inputs[0], v, cos, sin, inner)
+            interleaved = int(of_q.attrs.get("interleaved", 0))
+            found = Projections(of_q.inputs[0], of_k.inputs[0], v, cos, sin, interleaved)
     assert found.key is not None and found.value is not None
     packed = _packed(found.query, found.key, found.value)
     if packed is None:

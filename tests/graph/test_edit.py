@@ -21,7 +21,7 @@ def load(body: str, outputs: str = "y", opset: int = 17) -> model.Model:
 
 def test_replacing_an_output_keeps_its_name() -> None:
     loaded = load("a = Relu (x) b = Neg (a) y = Identity (b)")
-    relu, neg, identity = loaded.graph.nodes
+    _, neg, identity = loaded.graph.nodes
     edit.replace_uses(loaded.graph, identity.outputs[0], neg.outputs[0])
     edit.remove_dead(loaded.graph)
     proto = loaded.to_proto()

@@ -22,7 +22,8 @@ def graph(d: int, order: str = "q, k, v", tables: tuple[str, str] = ("c", "s"), 
     sizes = {"q": H * d, "k": G * d, "v": G * d}
     cut = ", ".join(str(sizes[name.strip()]) for name in order.split(","))
     rotary = f"<interleaved={interleaved}, num_heads="
-    return f"""g (float16[B,S,{(H + 2 * G) * d}] x, float16[1,S,{d // 2}] c, float16[1,S,{d // 2}] s, float16[1,S,{d // 2}] c2)
+    table = f"float16[1,S,{d // 2}]"
+    return f"""g (float16[B,S,{(H + 2 * G) * d}] x, {table} c, {table} s, {table} c2)
         => (float16[B,S,{H * d}] y) <int64[3] cut = {{{cut}}}>
     {{
       {order} = Split <axis=-1> (x, cut)

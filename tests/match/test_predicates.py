@@ -16,7 +16,8 @@ from onnxfuse.match.scope import Scope, Target
 from onnxfuse.ruletest.cases import load, parse_graph
 
 TEXT = """
-g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row) => (y, lo, hi, hi2, step, up, u, v, r, o1, o2, moved)
+g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row)
+ => (y, lo, hi, hi2, step, up, u, v, r, o1, o2, moved)
 <float two = {2}, float[2] pair = {2, 2}, float[2] other = {2, 3}, int64[1] zero = {0}, int64[1] four = {4},
  int64[1] eight = {8}, int64[1] three = {3}, int64[1] last = {-1},
  int64[1] first = {0}, int64[1] one = {1}, float[8,8] w, float[8] b>

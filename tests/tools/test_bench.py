@@ -112,7 +112,8 @@ def test_profile_events() -> None:
         args = {"op_name": op, "provider": "CPU", "node_index": "0", "output_type_shape": [{"float": [2, 3]}]}
         return {"cat": "Node", "name": f"{name}_kernel_time", "dur": dur, "args": args}
 
-    events = [event("n", "Relu", duration) for duration in (900, 10, 20, 15, 15, 500)] + [{"cat": "Session", "name": "run"}]
+    events = [event("n", "Relu", duration) for duration in (900, 10, 20, 15, 15, 500)]
+    events.append({"cat": "Session", "name": "run"})
     (row,) = nodes_of(events, warmup=1)
     assert (row.op, row.milliseconds, row.output) == ("Relu", pytest.approx(0.015), "float[2, 3]")
     assert by_op([row, row])[0].count == 2
