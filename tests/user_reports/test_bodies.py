@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxfuse.errors import OnnxfuseError
 from tests.user_reports.cases import Case, check_found, check_same, feeds, fused, ops, run
 
 GELU = "s = Div ({0}, r2) e = Erf (s) c = Add (e, one) p = Mul ({0}, c) {1} = Mul (p, half)"
@@ -148,3 +149,11 @@ def test_names_that_rewrites_would_take() -> None:
     made = [o for n in result.model.graph.node for o in n.output] + [t.name for t in result.model.graph.initializer]
     assert len(made) == len(set(made)) and "Transpose" not in ops(result.model)
     check_same(case, model, result.model)
+
+
+def test_a_slice_whose_bounds_do_not_fit_is_an_error_of_the_model() -> None:
+    """Two ends for one start: ONNX Runtime refuses it, and so is said; no crash of shape inference."""
+    case = Case("slice", "float[B,S,8] x", "float[B,S,8] y", "a = Slice (x, start, ends) y = Relu (a)",
+                "int64[1] start = {0}, int64[2] ends = {1, 2}")  # fmt: skip
+    with pytest.raises(OnnxfuseError, match=r"Slice|Invalid|unverified|run"):
+        fused(case.model())

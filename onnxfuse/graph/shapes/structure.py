@@ -57,7 +57,7 @@ def reshape_target(shape: Shape, target: Sequence[SymInt], allowzero: bool, unkn
     """
     result: list[SymInt] = []
     free: int | None = None
-    # Only one size may be left open, so beside a constant −1 no other can turn out to be −1; nor can one of the input's.
+    # Only one size may be left open, so beside a constant −1 no other can turn out to be −1, nor can one of the input.
     open_elsewhere = any(not isinstance(size, Dim) and size == -1 for size in target)
     for axis, size in enumerate(target):
         if not isinstance(size, Dim) and size == 0 and not allowzero:
@@ -265,6 +265,8 @@ def slice_parameters(call: Call) -> tuple[list[SymInt], list[SymInt], list[int],
         starts, ends = _bounds(call, 1), _bounds(call, 2)
         steps = call.constant_numbers(4) if call.has(4) else [1] * len(starts)
     axes = list(range(len(starts))) if axes is None else [call.axis(a, rank) for a in axes]
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Unknown  # not valid, and the runtime says so
     return starts, ends, axes, steps
 
 
