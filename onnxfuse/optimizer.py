@@ -15,6 +15,7 @@ from onnxfuse import destination, pipeline, report
 from onnxfuse.errors import InputDataError, UsageError, VerificationError
 from onnxfuse.graph import files
 from onnxfuse.graph import model as models
+from onnxfuse.graph.ir import Constant
 from onnxfuse.reverting import Builder, Checked
 from onnxfuse.runtime import archive, oracle
 from onnxfuse.verify import Verdict, Verifier
@@ -36,14 +37,14 @@ class Result:
     report: dict[str, Any]
     verdict: Verdict | None
     path: Path | None
-    _make: Callable[[], onnx.ModelProto] = field(repr=False)
+    _make: Callable[[dict[str, Constant] | None], onnx.ModelProto] = field(repr=False)
     _original: onnx.ModelProto = field(repr=False)
     _source: Path | None = field(repr=False)
 
     @property
     def model(self) -> onnx.ModelProto:
         """The fused model, with all of its tensors inside."""
-        return oracle.self_contained(self._make(), self._base_dir, inline=False)
+        return oracle.self_contained(self._make(None), self._base_dir, inline=False)
 
     @property
     def _base_dir(self) -> Path:
@@ -67,10 +68,11 @@ class Result:
         target = Path(path)
         destination.check_writable(target)
         destination.check_apart(target, self._source, self._original)
-        proto = self._make()
+        pending: dict[str, Constant] = {}
+        proto = self._make(pending)
         if external_data is None:
             external_data = destination.has_external_data(self._original) or weight_bytes(proto) > files.INLINE_LIMIT
-        files.write(proto, target, self._base_dir, external_data)
+        files.write(proto, target, self._base_dir, external_data, pending)
         self.path = target
         return target
 
@@ -164,13 +166,14 @@ def optimize(
         built = checked.built
         seconds["verify"] = _elapsed(started)
     final = built
-    result = Result({}, checked.verdict if checked else None, None, lambda: builder.proto(final), original, source)
+    verdict = checked.verdict if checked else None
+    result = Result({}, verdict, None, lambda pending: builder.proto(final, pending), original, source)
     accepted = result.verdict is None or result.verdict.ok or allow_unverified
     if out is not None and accepted and not dry_run:
         started = _begin(progress, "save")
         result.save(out, external_data)
         seconds["save"] = _elapsed(started)
-    light = builder.proto(built)
+    light = builder.proto(built, {})
     result.report = report.build(
         model=str(source) if source is not None else original.graph.name or "<model>",
         output=str(result.path) if result.path is not None else None,

@@ -12,6 +12,7 @@ import onnx
 
 from onnxfuse import pipeline
 from onnxfuse.graph import files
+from onnxfuse.graph.ir import Constant
 from onnxfuse.ops import functions
 from onnxfuse.rules.loading import RuleSet
 from onnxfuse.runtime import oracle
@@ -80,22 +81,30 @@ class Builder:
     def build(self, options: pipeline.Options | None = None) -> pipeline.Build:
         return pipeline.build(self.source, options or self.options, ruleset=self._ruleset, progress=self._progress)
 
-    def proto(self, built: pipeline.Build) -> onnx.ModelProto:
-        """The model to run or write. One that stops between the stages gets the bodies of its lifted and fused ops."""
-        proto = built.model.to_proto()
-        if self.options.stop_after in ("lift", "fuse"):
+    def proto(self, built: pipeline.Build, pending: dict[str, Constant] | None = None) -> onnx.ModelProto:
+        """The model to run or write. One that stops between the stages gets the bodies of its lifted and fused ops.
+
+        Args:
+            pending: takes up large tensors that are still to be computed, for `files.write`.
+        """
+        between = self.options.stop_after in ("lift", "fuse")
+        proto = built.model.to_proto(None if between else pending)
+        if between:
             inside = oracle.self_contained(proto, built.model.base_dir, inline=False)
             return functions.attach_functions(inside, pipeline.value_types(built.model))
         return proto
 
     def check(self, verifier: Verifier, built: pipeline.Build, only: Sequence[str] | None = None) -> Verdict:
-        proto, base_dir = self.proto(built), built.model.base_dir
+        pending: dict[str, Constant] = {}
+        proto, base_dir = self.proto(built, pending), built.model.base_dir
         if weight_bytes(proto) <= IN_MEMORY_LIMIT:
+            if pending:
+                proto = self.proto(built)
             return verifier.check(proto, base_dir=base_dir, only=only, must_run=self.at_home)
         # ONNX Runtime maps a file, where a model in memory would be held several times.
         with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
             path = Path(folder) / "model.onnx"
-            files.write(proto, path, base_dir, external_data=True)
+            files.write(proto, path, base_dir, external_data=True, pending=pending)
             del proto
             light = onnx.load(path, load_external_data=False)
             return verifier.check(light, base_dir=Path(folder), only=only, must_run=self.at_home)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import click
@@ -31,6 +33,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_TERMINATED = 143  # 128 + SIGTERM
+
+
+class _Terminated(BaseException):
+    """SIGTERM as an exception, so that unfinished files are removed."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
 
 
 class _LazyGroup(click.Group):
@@ -90,6 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     given = sys.argv[1:] if arguments is None else arguments
     code = 0
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         outcome: Any = cli.main(args=given, prog_name="onnxfuse", standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
@@ -101,6 +114,9 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         render.note("interrupted; nothing was written")
         code = _INTERRUPTED
+    except _Terminated:
+        render.note("terminated; nothing was written")
+        code = _TERMINATED
     except click.ClickException as problem:
         problem.show()
         code = problem.exit_code

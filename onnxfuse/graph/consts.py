@@ -15,6 +15,9 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnxfuse.graph.ir import Constant, Deferred, Value
 from onnxfuse.graph.types import name_of, numpy_of
 
+#: Computed tensors of at least this many bytes are computed again rather than kept when nobody uses them.
+KEPT_WHILE_USED = 4_000_000
+
 
 def is_const(value: Value) -> bool:
     return isinstance(value, Constant)
@@ -41,12 +44,14 @@ def nbytes_of(value: Constant) -> int:
 
 
 def array(value: Constant) -> np.ndarray:
-    """The content, in its own dtype (bfloat16 from ml_dtypes). Cached for small tensors and computed ones only, so that
-    reading a large file's weights one after the other does not hold them all."""
+    """The content, in its own dtype (bfloat16 from ml_dtypes). Cached for small tensors, and for computed ones that are
+    not large, so that reading (or computing) a large model's weights one after the other does not hold them all."""
     values = value._values
     if isinstance(values, np.ndarray):
         return values
     if isinstance(values, Deferred):
+        if values.nbytes >= KEPT_WHILE_USED:
+            return values.shared()
         loaded = values.load()
         value._values = loaded
         return loaded

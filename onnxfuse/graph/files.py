@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +17,7 @@ from onnx import TensorProto
 
 from onnxfuse.errors import ExternalDataError, ModelError, OutputError
 from onnxfuse.graph import consts
+from onnxfuse.graph.ir import Constant
 from onnxfuse.graph.types import name_of
 
 #: Tensors of at least this many bytes go to the external data file when a model is saved with one.
@@ -143,8 +147,15 @@ def _without_data(proto: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def write(proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: bool) -> None:
-    """Write a ModelProto whose tensors may refer to files in `base_dir`, beside `path`, then rename into place."""
+def write(
+    proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: bool,
+    pending: Mapping[str, Constant] | None = None,
+) -> None:
+    """Write a ModelProto whose tensors may refer to files in `base_dir`, beside `path`, then rename into place.
+
+    Args:
+        pending: what initializers without content are computed from, by name (`Model.to_proto`).
+    """
     path = Path(path)
     folder = path.parent
     if not folder.is_dir():
@@ -159,9 +170,9 @@ def write(proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: boo
     temporary_data = Path(temporary + ".data")
     try:
         if external_data:
-            _move_outside(proto, temporary_data, data_name, base_dir)
+            _move_outside(proto, temporary_data, data_name, base_dir, pending or {})
         else:
-            _bring_inside(proto, base_dir)
+            _bring_inside(proto, base_dir, pending or {})
         with open(temporary_model, "wb") as file:
             file.write(proto.SerializeToString())
             file.flush()
@@ -169,9 +180,10 @@ def write(proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: boo
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary_model, 0o666 & ~mask)
-        if external_data:
-            os.replace(temporary_data, folder / data_name)
-        os.replace(temporary_model, path)
+        with _uninterrupted():
+            if external_data:
+                os.replace(temporary_data, folder / data_name)
+            os.replace(temporary_model, path)
     except OSError as error:
         raise OutputError(f"cannot write `{path}`: {error.strerror or error}") from error
     finally:
@@ -179,15 +191,30 @@ def write(proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: boo
         temporary_data.unlink(missing_ok=True)
 
 
-def _move_outside(proto: onnx.ModelProto, data_path: Path, data_name: str, base_dir: Path) -> None:
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait, where the system can make them, so that a model and its data are renamed both or not at all."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _move_outside(
+    proto: onnx.ModelProto, data_path: Path, data_name: str, base_dir: Path, pending: Mapping[str, Constant]
+) -> None:
     with open(data_path, "wb") as file:
         for tensor in proto.graph.initializer:
             if tensor.data_type == TensorProto.STRING:
                 continue
-            raw = _raw(tensor, base_dir)
+            raw = _bytes_of(pending[tensor.name]) if tensor.name in pending else _raw(tensor, base_dir)
             if len(raw) < EXTERNAL_THRESHOLD:
                 if tensor.data_location == TensorProto.EXTERNAL:
-                    _set_raw(tensor, raw)
+                    _set_raw(tensor, bytes(raw))
                 continue
             offset = -(-file.tell() // 4096) * 4096  # pages, so that the file can be mapped
             file.seek(offset)
@@ -208,7 +235,10 @@ def _with_raw(tensor: TensorProto) -> TensorProto:
     return tensor
 
 
-def _bring_inside(proto: onnx.ModelProto, base_dir: Path) -> None:
+def _bring_inside(proto: onnx.ModelProto, base_dir: Path, pending: Mapping[str, Constant]) -> None:
+    for tensor in proto.graph.initializer:
+        if tensor.name in pending:
+            tensor.raw_data = bytes(_bytes_of(pending[tensor.name]))
     for tensor in _all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             _set_raw(tensor, _raw(tensor, base_dir))
@@ -218,6 +248,11 @@ def _set_raw(tensor: TensorProto, raw: bytes) -> None:
     tensor.raw_data = raw
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]
+
+
+def _bytes_of(value: Constant) -> memoryview:
+    flat: Any = np.ascontiguousarray(consts.array(value)).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def _raw(tensor: TensorProto, base_dir: Path) -> bytes:

@@ -7,6 +7,7 @@ nodes and values can be dictionary keys.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Constant(_Identity, gs.Constant):
     ``recipe`` says how a rewrite made it: (weight function, sources, parameters), or is None for one that was read.
     """
 
-    recipe: tuple[str, tuple, dict[str, Any]] | None = None
+    recipe: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None
 
 
 Value = Variable | Constant
@@ -77,6 +78,15 @@ class Deferred(LazyValues):
         self.dtype = dtype
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         self._compute = compute
+        self._loaded: weakref.ref[np.ndarray] | None = None
+
+    def shared(self) -> np.ndarray:
+        """The content, computed once for all who use it at the same time."""
+        array = self._loaded() if self._loaded is not None else None
+        if array is None:
+            array = self.load()
+            self._loaded = weakref.ref(array)
+        return array
 
     def load(self) -> np.ndarray:
         array = np.ascontiguousarray(self._compute())

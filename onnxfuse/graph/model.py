@@ -44,6 +44,7 @@ class Model:
         self.header = onnx.ModelProto()
         self.header.CopyFrom(files.without_graph(proto))
         self.had_external_data = any(t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer)
+        self._pending: dict[str, Constant] | None = None
         self._overridable = _split_overridable(proto)
         imported = gs.import_onnx(proto)
         self.graph: Graph = imported
@@ -100,9 +101,15 @@ class Model:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def to_proto(self) -> onnx.ModelProto:
-        """The model as a ModelProto. Tensors of the source file are referenced, not copied, until it is saved."""
+    def to_proto(self, pending: dict[str, Constant] | None = None) -> onnx.ModelProto:
+        """The model as a ModelProto. Tensors of the source file are referenced, not copied, until it is saved.
+
+        Args:
+            pending: if given, large tensors that are still to be computed are left without content and put here by
+                name, so that `files.write` computes one after the other.
+        """
         proto = onnx.ModelProto()
+        self._pending = pending
         proto.CopyFrom(self.header)
         # Before IR 4 every initializer had to be an input too; they are not (see `_split_overridable`).
         proto.ir_version = max(proto.ir_version, 4)
@@ -152,7 +159,19 @@ class Model:
                     proto.value_info.append(info)
         for value in homes.get(id(graph), ()):
             if id(value) not in written:
-                _append_initializer(proto, value)
+                self._append_initializer(proto, value)
+
+    def _append_initializer(self, proto: onnx.GraphProto, value: Constant) -> None:
+        values = value._values
+        if isinstance(values, gs.ir.tensor.SparseValues):
+            proto.sparse_initializer.append(values.tensor)
+        elif self._pending is not None and _is_large(values):
+            self._pending[value.name] = value
+            proto.initializer.append(
+                TensorProto(name=value.name, data_type=onnx_of(str(name_of(values.dtype))), dims=values.shape)
+            )
+        else:
+            proto.initializer.append(_tensor(value))
 
     def _export_node(self, node: Node, homes: dict[int, list[Constant]]) -> onnx.NodeProto:
         proto = onnx.NodeProto()
@@ -218,18 +237,19 @@ class Model:
         Raises:
             OutputError: `path` cannot be written.
         """
-        proto = self.to_proto()
+        pending: dict[str, Constant] = {}
+        proto = self.to_proto(pending)
         size = sum(files.nbytes(t) for t in proto.graph.initializer)
         if external_data is None:
             external_data = self.had_external_data or size > files.INLINE_LIMIT
-        files.write(proto, path, self.base_dir, external_data)
+        files.write(proto, path, self.base_dir, external_data, pending)
 
 
 #: Domains whose functions stand in for kernels that a runtime may have; all others are a way to write a graph down.
 _KERNEL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "onnxfuse", "onnxfuse.std"})
 
 
-def load(source: str | os.PathLike | onnx.ModelProto, *, inline: bool = False) -> Model:
+def load(source: str | os.PathLike[str] | onnx.ModelProto, *, inline: bool = False) -> Model:
     """Load a model from a file or take a ModelProto (which is copied, not changed).
 
     Args:
@@ -257,6 +277,14 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.inliner.inline_selected_functions(proto, kept, exclude=True)
 
 
+def _is_large(values: object) -> bool:
+    """Whether this is still to be computed, and as large as to be worth writing straight to a file (whole bytes only:
+    4-bit elements are packed by `onnx`)."""
+    if not isinstance(values, Deferred) or values.nbytes < consts.KEPT_WHILE_USED:
+        return False
+    return "4" not in (name_of(values.dtype) or "4").removesuffix("64")
+
+
 def _tensor(value: Constant) -> TensorProto:
     if consts.is_lazy(value):
         tensor = value._values.tensor
@@ -266,17 +294,7 @@ def _tensor(value: Constant) -> TensorProto:
             return renamed
         return tensor
     array = consts.array(value)
-    tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), value.name)
-    return tensor
-
-
-def _append_initializer(proto: onnx.GraphProto, value: Constant) -> None:
-    if isinstance(value._values, gs.ir.tensor.SparseValues):
-        proto.sparse_initializer.append(value._values.tensor)
-        return
-    proto.initializer.append(_tensor(value))
-    if isinstance(value._values, Deferred):
-        value.__dict__.pop("_small", None)
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), value.name)
 
 
 def _value_info(value: Variable | Constant) -> onnx.ValueInfoProto:
@@ -290,10 +308,11 @@ def _value_info(value: Variable | Constant) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(
             value.name, onnx_of(consts.dtype_of(value) or "float32"), list(consts.shape_of(value))
         )
-    if value.dtype is None:
+    dtype = name_of(value.dtype)
+    if dtype is None:
         return onnx.ValueInfoProto(name=value.name)
     shape = None if value.shape is None else [d if isinstance(d, int) else str(d) for d in value.shape]
-    return onnx.helper.make_tensor_value_info(value.name, onnx_of(name_of(value.dtype)), shape)
+    return onnx.helper.make_tensor_value_info(value.name, onnx_of(dtype), shape)
 
 
 def _attribute(name: str, value: object) -> onnx.AttributeProto:
