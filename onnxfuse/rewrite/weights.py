@@ -250,8 +250,10 @@ def scale_cols(w: Constant, s: Constant, *, layout: str = "KN") -> Plan:
 
 
 @weight
-def scale(w: Constant, *, value: float) -> Plan:
-    """`of: [w]`, `value`: times a number"""
+def scale(w: Constant | None, *, value: float) -> Plan | None:
+    """`of: [w]`, `value`: times a number; an absent operand stays absent"""
+    if w is None:
+        return None
     return Plan(_shape(w), dtype_of(w), lambda: wide(w) * float(value))
 
 
@@ -272,9 +274,9 @@ def add(a: Constant | None, b: Constant | None) -> Plan | Constant | None:
 
 
 @weight
-def mul(a: Constant, b: Constant) -> Plan:
-    """`of: [a, b]`: the product"""
-    return _elementwise(a, b, np.multiply)
+def mul(a: Constant | None, b: Constant) -> Plan | None:
+    """`of: [a, b]`: the product; absent if the first is"""
+    return None if a is None else _elementwise(a, b, np.multiply)
 
 
 @weight
