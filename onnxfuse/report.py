@@ -86,11 +86,18 @@ def summary(report: Mapping[str, Any]) -> str:
         lines += [f"  {f['stage']:<5} {f['rule']:<{width}} {f['count']:>4}" for f in report["fusions"]]
     else:
         lines.append("  no rule applied")
+    apart: dict[str, int] = {}
+    for entry in report["lowering"].get("taken_apart", ()):
+        apart[entry["op"].rpartition("::")[2]] = apart.get(entry["op"].rpartition("::")[2], 0) + entry["count"]
+    if apart:
+        ops = ", ".join(f"{op} {count}" for op, count in apart.items())
+        lines.append(f"  taken apart again for the target: {ops} (`onnxfuse explain` says why)")
     for entry in report["reverted"]:
         sites = entry["sites"]
         what = "everywhere" if sites is None else f"at {', '.join(sites)}"
         lines.append(f"  reverted {entry['rule']} {what}: {entry['problem']}")
-    lines.append(verify_line(report["verify"]))
+    elsewhere = report["target"].startswith("cuda") and report["verify"].get("provider") == "cpu"
+    lines.append(verify_line(report["verify"]) + (", run on CPU" if elsewhere else ""))
     if report["output"]:
         lines.append(f"written: {report['output']}")
     return "\n".join(lines)

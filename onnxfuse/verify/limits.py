@@ -32,13 +32,15 @@ def parse(texts: Sequence[str], outputs: Sequence[str], option: str) -> dict[str
     """`1e-3` for all outputs, `name:1e-3` for one.
 
     Raises:
-        UsageError: not a number, or no such output.
+        UsageError: not a number, a negative one, or no such output.
     """
     limits: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition(":")
         try:
             limits[name] = float(number)
+            if not limits[name] >= 0:
+                raise ValueError
         except ValueError:
             raise UsageError(f"`{text}` is no value for {option}", hint="write 1e-3, or output:1e-3") from None
         if name and name not in outputs:

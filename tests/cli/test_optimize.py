@@ -250,3 +250,13 @@ def test_big_models_are_verified_from_a_file(monkeypatch: pytest.MonkeyPatch, ti
     assert result.verdict is not None and result.verdict.status == "passed" and result.fused
     assert (tmp_path / "out.onnx.data").is_file()
     assert onnxfuse.session(tmp_path / "out.onnx", ["cpu"]).run(None, {"x": np.ones((1, 1, 16), np.float32)})
+
+
+def test_the_summary_says_what_was_taken_apart_and_where_it_ran(cli) -> None:
+    bert = MODELS / "bert-ts17-f16-eager.onnx"
+    lines = cli("optimize", bert, "--dry-run", "--target", "cpu").out.splitlines()
+    apart = next(line for line in lines if "taken apart again for the target: " in line)
+    assert "Linear " in apart and "Attention 2" in apart
+    outcome = cli("optimize", bert, "--dry-run", "--target", "cuda:sm90")
+    provider = cli("optimize", bert, "--dry-run", "--target", "cuda:sm90", "--json").data["verify"]["provider"]
+    assert (", run on CPU" in outcome.out) == (provider == "cpu")

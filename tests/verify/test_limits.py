@@ -22,3 +22,5 @@ def test_what_is_refused() -> None:
         parse(("c:1",), ["a"], "--atol")
     with pytest.raises(UsageError, match="`x` is no value for --atol"):
         parse(("x",), ["a"], "--atol")
+    with pytest.raises(UsageError, match="`-1` is no value for --rtol"):
+        parse(("-1",), ["a"], "--rtol")
