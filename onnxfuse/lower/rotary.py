@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.graph.ir import Node, Value
-from onnxfuse.lower.emit import Emitter, dtype_of, shape_of
+from onnxfuse.lower.emit import Emitter, dtype_of, operand, shape_of
 from onnxfuse.lower.kernels import MICROSOFT, KernelTable
 from onnxfuse.lower.layout import Layout
 from onnxfuse.ops import registry
@@ -28,6 +28,9 @@ def lower_rotary(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     heads = attrs["num_heads"] or (shape[1] if len(shape) == 4 else 0)
     if not isinstance(heads, int) or not heads:
         return False
+    length = shape[1 if attrs["num_heads"] else 2]
+    if operand(node, 3) is None and isinstance(table[1], int) and table[1] != length:
+        return False  # one row for all positions, say: kernels do not broadcast
     dtype = dtype_of(x)
     if kernels.has("RotaryEmbedding", dtype, opset=emitter.opset, domain=MICROSOFT, rank=3):
         _emit_contrib(emitter, node, attrs, heads)

@@ -103,3 +103,10 @@ def test_different_tables_are_not_mixed_up() -> None:
     model = lowered(graph(16, tables=("c2", "s")))
     assert [n.op for n in model.graph.nodes].count("RotaryEmbedding") == 2
     check(model, 16, second="c2")
+
+
+def test_one_row_for_all_positions_is_expanded() -> None:
+    """Kernels do not broadcast rows over the sequence, the spelled-out rotation does."""
+    model = lowered("""g (float16[B,S,64] x, float16[1,1,8] c, float16[1,1,8] s) => (float16[B,S,64] y)
+    { y = onnxfuse.std.RotaryEmbedding <num_heads=4> (x, c, s) }""")
+    assert "RotaryEmbedding" not in [n.op for n in model.graph.nodes]
