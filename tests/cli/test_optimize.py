@@ -206,14 +206,13 @@ def test_an_interrupted_run_leaves_the_old_file(tiny: Path, tmp_path: Path) -> N
     out.write_bytes(b"old")
     code = (
         "import sys, time, onnxfuse.graph.files as f\n"
-        "real = f.os.replace\n"
-        "def slow(*a):\n    print('replacing', flush=True); time.sleep(30)\n"
-        "f.os.replace = slow\n"
+        "def slow(*a):\n    print('writing', flush=True); time.sleep(30)\n"
+        "f.os.fsync = slow\n"  # the last step before the new file takes the place of the old one
         "from onnxfuse.cli.main import main\n"
         f"main(['optimize', {str(tiny)!r}, '-o', {str(out)!r}, '--target', 'cpu', '-q'])"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline().strip() == "replacing"
+    assert process.stdout is not None and process.stdout.readline().strip() == "writing"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
