@@ -316,3 +316,28 @@ def test_sequences_and_optionals_keep_their_types() -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     written = model.load(proto).to_proto()
     assert written.graph.input[0] == proto.graph.input[0] and written.graph.output[0] == proto.graph.output[0]
+
+
+def test_large_computed_weights_are_written_one_after_the_other(tmp_path: Path) -> None:
+    size = consts.KEPT_WHILE_USED // 4
+    loaded = model.load(parsed())
+    calls: list[int] = []
+
+    def compute() -> np.ndarray:
+        calls.append(1)
+        return np.arange(size, dtype=np.float32)
+
+    value = edit.new_constant(loaded.names, "big", Deferred([size], np.dtype(np.float32), compute))
+    edit.replace_uses(loaded.graph, loaded.graph.nodes[0].inputs[1], value)
+    pending: dict[str, Constant] = {}
+    proto = loaded.to_proto(pending)
+    assert not calls and list(pending) == [value.name]
+    assert not proto.graph.initializer[0].raw_data and list(proto.graph.initializer[0].dims) == [size]
+    for external in (True, False):
+        calls.clear()
+        loaded.save(tmp_path / "out.onnx", external_data=external)
+        back = onnx.load(tmp_path / "out.onnx")
+        assert calls == [1], "computed once for a file, and not kept"
+        assert np.array_equal(numpy_helper.to_array(back.graph.initializer[0]), np.arange(size, dtype=np.float32))
+    first = consts.array(value)
+    assert consts.array(value) is first, "shared while it is in use"
