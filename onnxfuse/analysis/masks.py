@@ -93,11 +93,6 @@ class MaskFacts:
     expression: Expr
     dtype: str | None
 
-    @property
-    def trivial(self) -> bool:
-        """The mask never hides or changes anything."""
-        return not self.terms
-
     def conditions(self) -> tuple[Condition, ...]:
         return tuple(c for t in self.terms if isinstance(t, Choice) for c in t.conditions)
 

@@ -19,10 +19,6 @@ from onnxfuse.graph.types import name_of, numpy_of
 KEPT_WHILE_USED = 4_000_000
 
 
-def is_const(value: Value) -> bool:
-    return isinstance(value, Constant)
-
-
 def shape_of(value: Constant) -> tuple[int, ...]:
     return tuple(value._values.shape)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
 
 from onnxfuse.errors import RewriteError
 from onnxfuse.graph import view
-from onnxfuse.graph.ir import Constant, Deferred, Graph, Node, Value, Variable
+from onnxfuse.graph.ir import Graph, Node, Value, Variable
 
 #: Names that ONNX Runtime's optimizers give to new initializers without looking whether they are free.
 _TAKEN_BY_ONNX_RUNTIME = frozenset({"squeeze_axes", "splits", "axes", "split_output"})
@@ -40,22 +37,6 @@ class Names:
             name = f"{prefix}_{number}"
         self._used.add(name)
         return name
-
-
-def new_variable(names: Names, prefix: str, dtype: str | None = None, shape: tuple[Any, ...] | None = None) -> Variable:
-    return Variable(names.fresh(prefix), dtype=dtype, shape=shape)
-
-
-def new_constant(names: Names, prefix: str, values: np.ndarray | Deferred) -> Constant:
-    return Constant(names.fresh(prefix), values)
-
-
-def add_node(graph: Graph, node: Node, before: Node | None = None) -> None:
-    """Add a node; `before` keeps the list sorted when the node's readers come no earlier."""
-    if before is None:
-        graph.nodes.append(node)
-    else:
-        graph.nodes.insert(index_of(graph, before), node)
 
 
 def index_of(graph: Graph, node: Node) -> int:
@@ -103,24 +84,6 @@ def _take_name(old: Value, new: Value) -> None:
     declared = getattr(old, "declared", None)
     if declared is not None:
         new.declared = declared
-
-
-def remove_node(graph: Graph, node: Node) -> None:
-    """Take a node out of the graph and disconnect it. Its outputs must have no readers left."""
-    node.inputs.clear()
-    node.outputs.clear()
-    graph.nodes.remove(node)
-
-
-def remove_nodes(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Take several nodes out at the cost of one pass."""
-    gone = set(nodes)
-    if not gone:
-        return
-    for node in gone:
-        node.inputs.clear()
-        node.outputs.clear()
-    graph.nodes[:] = [node for node in graph.nodes if node not in gone]
 
 
 def remove_dead(graph: Graph) -> int:

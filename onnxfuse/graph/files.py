@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto
 
 from onnxfuse.errors import ExternalDataError, ModelError, OutputError
@@ -118,32 +118,16 @@ def _declare_shape(declared: onnx.TypeProto) -> None:
 
 
 def _without_data(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose big initializers are one external reference each, so that checking does not copy weights."""
-    light = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(light, field.name).extend(value)
-        elif field.message_type is not None:
-            getattr(light, field.name).CopyFrom(value)
+    """A copy whose big initializers are empty, so that checking does not copy weights."""
+    light = without_graph(proto)
+    kept = light.graph.initializer
+    for tensor in proto.graph.initializer:
+        if nbytes(tensor) <= 1024 and tensor.data_location != TensorProto.EXTERNAL:
+            kept.append(tensor)
         else:
-            setattr(light, field.name, value)
-    graph = light.graph
-    for field, value in proto.graph.ListFields():
-        if field.name == "initializer":
-            for tensor in value:
-                if nbytes(tensor) <= 1024 and tensor.data_location != TensorProto.EXTERNAL:
-                    graph.initializer.append(tensor)
-                else:
-                    # An empty tensor of the same name and type: dims are free to the checker's structural test.
-                    graph.initializer.append(
-                        TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
-                    )
-        elif field.is_repeated:
-            getattr(graph, field.name).extend(value)
-        else:
-            setattr(graph, field.name, value)
+            # An empty tensor of the same name and type: dims are free to the checker's structural test.
+            kept.append(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""))
+    _copy_fields(proto.graph, light.graph, leave="initializer")
     return light
 
 
@@ -277,17 +261,23 @@ def nbytes(tensor: TensorProto) -> int:
 
 
 def without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of all that stands around the graph."""
     header = onnx.ModelProto()
-    for field, value in proto.ListFields():
-        if field.name == "graph":
+    _copy_fields(proto, header, leave="graph")
+    return header
+
+
+def _copy_fields(source: Message, target: Message, leave: str) -> None:
+    """Copy all that is set, but for one field."""
+    for field, value in source.ListFields():
+        if field.name == leave:
             continue
         if field.is_repeated:
-            getattr(header, field.name).extend(value)
+            getattr(target, field.name).extend(value)
         elif field.message_type is not None:
-            getattr(header, field.name).CopyFrom(value)
+            getattr(target, field.name).CopyFrom(value)
         else:
-            setattr(header, field.name, value)
-    return header
+            setattr(target, field.name, value)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

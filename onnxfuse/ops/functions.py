@@ -60,12 +60,6 @@ def expand(
     return b.nodes
 
 
-def expand_node(node: NodeProto, types: Sequence[TensorType | None], opset: int, prefix: str) -> list[NodeProto]:
-    """`expand` for a node of a graph; its op must be one of ours."""
-    op = registry.get(node.domain, node.op_type)
-    return expand(op, list(node.input), list(node.output), op.attributes_of(node), types, opset, prefix)
-
-
 def function_for(node: NodeProto, types: Sequence[TensorType | None], opset: int) -> FunctionProto:
     """The model-local function that gives `node` its meaning. Its `overload` is to be set on the node."""
     op = registry.get(node.domain, node.op_type)

@@ -67,8 +67,6 @@ class Builder:
         self.made: dict[str, Any] = {}
         self.built = Built(match)
         self._matched = set(match.nodes)
-        siblings = match.program.spec.siblings
-        self._shared = set(siblings.share) if siblings else set()
 
     def build(self) -> Built:
         """Raises Refused; the graph is then as it was."""

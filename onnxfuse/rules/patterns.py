@@ -39,11 +39,6 @@ class Checks:
     same_shape: str | None = None
     broadcastable: str | None = None
 
-    @property
-    def any_now(self) -> bool:
-        """Whether anything is to be checked when the value is bound."""
-        return bool(self.dtype or self.dtypes or self.rank or self.const is not None) or self.shape is not None
-
 
 @dataclass(slots=True)
 class Attr:

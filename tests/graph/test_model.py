@@ -146,7 +146,7 @@ def test_deferred_weights_are_computed_at_the_end() -> None:
         calls.append(1)
         return np.arange(8, dtype=np.float32)
 
-    value = edit.new_constant(loaded.names, "scale", Deferred([8], np.dtype(np.float32), compute))
+    value = Constant(loaded.names.fresh("scale"), Deferred([8], np.dtype(np.float32), compute))
     assert value.name == "scale_1" and consts.shape_of(value) == (8,)
     edit.replace_uses(loaded.graph, loaded.graph.nodes[0].inputs[1], value)
     assert not calls
@@ -327,7 +327,7 @@ def test_large_computed_weights_are_written_one_after_the_other(tmp_path: Path) 
         calls.append(1)
         return np.arange(size, dtype=np.float32)
 
-    value = edit.new_constant(loaded.names, "big", Deferred([size], np.dtype(np.float32), compute))
+    value = Constant(loaded.names.fresh("big"), Deferred([size], np.dtype(np.float32), compute))
     edit.replace_uses(loaded.graph, loaded.graph.nodes[0].inputs[1], value)
     pending: dict[str, Constant] = {}
     proto = loaded.to_proto(pending)

@@ -111,9 +111,6 @@ class Scope:
         self.graph.nodes[:] = placed
         self._pending.clear()
 
-    def reinfer(self, node: Node) -> None:
-        self.engine.infer_node(node)
-
 
 def shape_of(value: Value) -> Shape | None:
     return consts.shape_of(value) if isinstance(value, Constant) else value.shape
