@@ -28,6 +28,7 @@ import coverage_tools  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
 TABLE = RESULTS.with_suffix(".csv")
+KEPT = ("tool", "file", "state", "found")
 PAGE = ROOT / "docs" / "reference" / "coverage.md"
 COMMAND = "python benchmarks/coverage.py FOLDER --tools all --write"
 PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxscript", "onnx", "onnx-graphsurgeon", "numpy")
@@ -97,9 +98,11 @@ def print_totals(rows: list[dict[str, Any]]) -> None:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Keep the results (one row a line), a table of totals, and the page; each beside its place, then renamed."""
+    """Keep what `--check` compares with (one row a line), a table of totals, and the page; each beside its place, then
+    renamed."""
     head = json.dumps({k: v for k, v in results.items() if k != "rows"}, indent=1)[:-2]
-    rows = ",\n".join(json.dumps(row) for row in results["rows"])
+    ours = [row for row in results["rows"] if row["tool"] in coverage_tools.OURS]
+    rows = ",\n".join(json.dumps({key: row[key] for key in KEPT}) for row in ours)
     replace(RESULTS, f'{head},\n "rows": [\n{rows}\n]}}\n')
     replace(PAGE, coverage_page.page(results))
     with tempfile.NamedTemporaryFile("w", dir=TABLE.parent, delete=False, newline="") as file:
