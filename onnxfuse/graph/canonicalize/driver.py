@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -73,16 +72,6 @@ def canonicalize(model: Model) -> dict[str, int]:
     Returns:
         The number of changes by pass, and ``dead-nodes``. Shapes and contents of all values are inferred at the end.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # many small objects of one long life: collecting them in between is a third of the time
-    try:
-        return _run_rounds(model)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _run_rounds(model: Model) -> dict[str, int]:
     counts = dict.fromkeys((*PASSES, "dead-nodes"), 0)
     engine = Inference(model)
     for graph in _roots(model):
