@@ -7,55 +7,34 @@
 namespace onnxfuse::ort {
 namespace {
 
-class LinearCpuKernel {
+class LinearCpu : CpuProduct {
  public:
-  LinearCpuKernel(const OrtKernelInfo* info, Dtype dtype)
-      : dtype_(dtype),
-        node_(node_name(info)),
-        attributes_(read_attributes(info, Linear::kName, Linear::kDefaultActivation)),
-        product_(info, dtype, attributes_) {}
+  using CpuProduct::CpuProduct;
 
-  void compute(OrtKernelContext* context) const {
-    const std::vector<Input> inputs = read_inputs(context, Linear::kInputs);
-    const auto checked = checked_inputs<Linear>(inputs, attributes_, dtype_, node_);
-    const std::vector<int64_t>& dims = checked.output.dims;
-    void* y = Ort::KernelContext(context).GetOutput(0, dims).GetTensorMutableRawData();
-    const int64_t columns = checked.product.columns;
-    const int64_t rows = product(dims, 0, dims.size() - 1);
-    if (rows == 0 || columns == 0) return;
+  void run(const Call<Linear>& call) const {
+    const bool in_place = call.dtype == Dtype::kFloat32;
+    const Scratch scratch(call.context, in_place ? 0 : static_cast<size_t>(call.rows * call.columns) * sizeof(float));
+    float* product = in_place ? static_cast<float*>(call.y) : scratch.floats();
+    CpuProduct::run(call.context, call.data(Linear::kX), call.data(Linear::kWeight), product, call.rows,
+                    call.product.k, call.columns);
 
-    const bool in_place = dtype_ == Dtype::kFloat32;
-    const Scratch scratch(context, in_place ? 0 : static_cast<size_t>(rows * columns) * sizeof(float));
-    float* product = in_place ? static_cast<float*>(y) : scratch.floats();
-    product_.run(context, inputs[linear::kX].data, inputs[linear::kWeight].data, product, rows, checked.product.k,
-                 columns);
-
-    const linear::Epilogue epilogue = {dtype_,
-                                       attributes_.activation,
+    const linear::Epilogue epilogue = {call.dtype,
+                                       call.attributes.activation,
                                        product,
-                                       inputs[linear::kBias].data,
-                                       inputs[linear::kResidual].data,
-                                       y,
-                                       columns};
-    const bool nothing_left = in_place && attributes_.activation == Activation::kNone && !epilogue.bias && !epilogue.residual;
+                                       call.data(Linear::kBias),
+                                       call.residual(),
+                                       call.y,
+                                       call.columns};
+    const bool nothing_left =
+        in_place && epilogue.activation == Activation::kNone && !epilogue.bias && !epilogue.residual;
     if (nothing_left) return;
-    parallel_for(context, rows * linear::units_per_row(columns), rows * columns,
+    parallel_for(call.context, call.rows * linear::units_per_row(call.columns), call.rows * call.columns,
                  [&](int64_t begin, int64_t end) { linear::finish_units(epilogue, begin, end); });
   }
-
- private:
-  Dtype dtype_;
-  std::string node_;
-  Attributes attributes_;
-  CpuProduct product_;
 };
 
 }  // namespace
 
-void append_linear_cpu(OpObjects* ops) {
-  static const CustomOp<Linear, LinearCpuKernel> kOps[] = {
-      {Dtype::kFloat32, nullptr}, {Dtype::kFloat16, nullptr}, {Dtype::kBFloat16, nullptr}};
-  for (const auto& op : kOps) ops->push_back(&op);
-}
+void append_linear_cpu(OpObjects* ops) { append_op<Linear, LinearCpu>(ops, nullptr); }
 
 }  // namespace onnxfuse::ort

@@ -12,7 +12,9 @@ struct Linear {
   static constexpr const char* const* kInputNames = linear::kInputNames;
   static constexpr size_t kInputs = linear::kInputCount;
   static constexpr size_t kRequired = 2;
-  static constexpr size_t kFloat32Input = linear::kColsum;
+  static constexpr size_t kX = linear::kX, kWeight = linear::kWeight, kBias = linear::kBias, kColsum = linear::kColsum;
+  static constexpr std::optional<size_t> kResidual = linear::kResidual;
+  static constexpr bool kGated = false;
   static constexpr Activation kDefaultActivation = Activation::kNone;
   static linear::Checked check(const Shape* inputs, const Attributes& a) { return linear::check(inputs, a); }
 };
@@ -22,7 +24,10 @@ struct GatedLinear {
   static constexpr const char* const* kInputNames = gated_linear::kInputNames;
   static constexpr size_t kInputs = gated_linear::kInputCount;
   static constexpr size_t kRequired = 2;
-  static constexpr size_t kFloat32Input = gated_linear::kColsum;
+  static constexpr size_t kX = gated_linear::kX, kWeight = gated_linear::kWeight, kBias = gated_linear::kBias,
+                          kColsum = gated_linear::kColsum;
+  static constexpr std::optional<size_t> kResidual = std::nullopt;
+  static constexpr bool kGated = true;
   static constexpr Activation kDefaultActivation = Activation::kSilu;
   static gated_linear::Checked check(const Shape* inputs, const Attributes& a) {
     return gated_linear::check(inputs, a);
