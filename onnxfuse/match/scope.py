@@ -12,6 +12,9 @@ from onnxfuse.graph.model import Model
 from onnxfuse.match import op_types  # noqa: F401  (registers the shapes of our ops)
 from onnxfuse.rules.patterns import OpKey
 
+#: The CUDA architectures that can be named, from Volta on, the oldest that ONNX Runtime is built for.
+CUDA_ARCHITECTURES = (70, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -23,12 +26,14 @@ class Target:
     @classmethod
     def parse(cls, text: str) -> Target:
         """``cpu``, ``cuda``, ``cuda:sm90``. UsageError for anything else."""
-        provider, _, sm = text.partition(":")
-        if provider not in ("cpu", "cuda") or (
-            sm and not (provider == "cuda" and sm.startswith("sm") and sm[2:].isdigit())
-        ):
-            raise UsageError(f"unknown target `{text}`", hint="write cpu, cuda, or cuda:smNN such as cuda:sm90")
-        return cls(provider, int(sm[2:]) if sm else None)
+        targets = [cls(), cls("cuda"), *(cls("cuda", sm) for sm in CUDA_ARCHITECTURES)]
+        known = {str(target): target for target in targets}
+        if text not in known:
+            architectures = ", ".join(f"sm{sm}" for sm in CUDA_ARCHITECTURES)
+            raise UsageError(
+                f"unknown target `{text}`", hint=f"write cpu, cuda, or cuda:smNN with one of {architectures}"
+            )
+        return known[text]
 
     def __str__(self) -> str:
         return self.provider + (f":sm{self.sm}" if self.sm else "")

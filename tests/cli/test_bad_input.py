@@ -222,10 +222,11 @@ def test_an_unknown_node(cli, tiny: Path, tmp_path: Path) -> None:
     assert "did you mean `product`" in text
 
 
-@pytest.mark.parametrize("target", ["gpu", "cpu:sm90", "cuda:90", ""])
+@pytest.mark.parametrize("target", ["gpu", "cpu:sm90", "cuda:90", "cuda:sm9", "cuda:sm999", ""])
 def test_an_unknown_target(cli, tiny: Path, target: str) -> None:
     outcome = cli("optimize", tiny, "--target", target)
     assert outcome.code == 2 and f"unknown target `{target}`" in outcome.err
+    assert "sm80, sm86, sm87, sm89, sm90, sm100" in outcome.err and "Traceback" not in outcome.err
 
 
 def test_inputs_that_do_not_fit(cli, tiny: Path, tmp_path: Path) -> None:

@@ -214,6 +214,6 @@ def test_every_kind_of_failure_is_explained() -> None:
 def test_targets_are_parsed() -> None:
     assert Target.parse("cuda:sm90") == Target("cuda", 90) and str(Target("cuda", 90)) == "cuda:sm90"
     assert str(Target.parse("cpu")) == "cpu"
-    for text in ("gpu", "cuda:90", "cuda:smx"):
+    for text in ("gpu", "cuda:90", "cuda:smx", "cuda:", "cuda:sm9", "cuda:sm090", "cpu:sm90"):
         with pytest.raises(UsageError, match="unknown target"):
             Target.parse(text)
