@@ -168,11 +168,16 @@ def build(
         problem = files.contradiction(proto)
         if problem is None:
             raise
-        where = "<model>" if isinstance(source, onnx.ModelProto) else os.fspath(source)
-        raise ModelError(f"not a valid ONNX model: {problem}", where=where, hint="no runtime can run it") from error
+        raise ModelError(
+            f"not a valid ONNX model: {problem}", where=_name_of(source), hint="no runtime can run it"
+        ) from error
     finally:
         if collecting:
             gc.enable()
+
+
+def _name_of(source: str | os.PathLike[str] | onnx.ModelProto) -> str:
+    return "<model>" if isinstance(source, onnx.ModelProto) else os.fspath(source)
 
 
 def _build(
@@ -183,6 +188,7 @@ def _build(
     result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)
     clock.begin("canonicalize")
     canonicalize.run(model)
+    shapes.check_outputs(model, _name_of(source))
     for stage in ("lift", "fuse"):
         if STAGES.index(options.stop_after) < STAGES.index(stage):
             break

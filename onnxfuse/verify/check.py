@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -304,19 +304,24 @@ class Verifier:
 
 
 def narrowest(proto: onnx.ModelProto) -> str:
-    """The narrowest float dtype that the model computes in, from its weights, constants, casts, inputs and outputs."""
-    found: set[int] = set()
+    """The narrowest float dtype that the model computes in, from its weights, constants, casts, inputs and outputs.
+    What is only cast on its way in or out does not count: the results are as exact as the dtype between allows."""
+    nodes = list(_nodes(proto.graph.node))
+    read = {name for node in nodes for name in node.input}
+    computed_with = {name for node in nodes if node.op_type != "Cast" for name in node.input}
+    cast_last = {n.output[0] for n in proto.graph.node if n.op_type == "Cast" and n.output[0] not in read}
+    found = {v.type.tensor_type.elem_type for v in proto.graph.input if v.name in computed_with}
+    found.update(v.type.tensor_type.elem_type for v in proto.graph.output if v.name not in cast_last)
 
     def visit(graph: onnx.GraphProto) -> None:
         found.update(t.data_type for t in graph.initializer)
-        found.update(v.type.tensor_type.elem_type for v in [*graph.input, *graph.output])
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.type == AttributeProto.TENSOR:
                     found.add(attribute.t.data_type)
                 elif attribute.type == AttributeProto.GRAPH:
                     visit(attribute.g)
-                elif node.op_type == "Cast" and attribute.name == "to":
+                elif node.op_type == "Cast" and attribute.name == "to" and node.output[0] not in cast_last:
                     found.add(attribute.i)
 
     visit(proto.graph)
@@ -340,16 +345,13 @@ def weight_bytes(proto: onnx.ModelProto) -> int:
 
 
 def _ops(proto: onnx.ModelProto) -> set[str]:
-    found: set[str] = set()
+    return {n.op_type for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for n in _nodes(nodes)}
 
-    def visit(nodes: Iterable[onnx.NodeProto]) -> None:
-        for node in nodes:
-            found.add(node.op_type)
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.GRAPH:
-                    visit(attribute.g.node)
 
-    visit(proto.graph.node)
-    for function in proto.functions:
-        visit(function.node)
-    return found
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _nodes(attribute.g.node)

@@ -5,6 +5,8 @@ when it is within the tolerance of the oracle, or of the unfused output:
 
     tolerance = FACTOR x (largest error of the unfused output where it is undisputed) + FLOOR[dtype]
 
+where an output that is narrower than the dtype that the model computes in has one rounding to its own for a floor.
+
 Why both. The oracle alone would fail a faithful rewrite where the exporter's own graph departs from the wide dtype on
 purpose, for example where a mask of finfo.min sums to -inf in float32 and not in float64. The unfused output alone
 would fail a rewrite that is better than the original, for example one that does not overflow in float16. Rows where
@@ -20,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 #: Rounding differs between two orders of the same sums; the worst element of one may be this much worse than that of
@@ -68,7 +71,8 @@ def compare(
 
     Args:
         fused, unfused, oracle: the values; shapes must agree.
-        dtype: the narrowest float dtype that the model computes in; it picks floor and dispute limit.
+        dtype: the narrowest float dtype that the model computes in; it picks floor and dispute limit. The output itself
+            may be narrower: then one rounding to it is granted as well.
         quantized: whether the model quantizes activations.
     """
     if fused.shape != unfused.shape:
@@ -85,9 +89,10 @@ def compare(
         unfused_error = np.abs(u - o) / scale
         fused_error = np.abs(f - o) / scale
         fused_to_unfused = np.abs(f - u) / scale
-    undisputed = np.isfinite(u) & finite_o & (unfused_error <= DISPUTED[dtype])
+    one_rounding = float(ml_dtypes.finfo(unfused.dtype).eps)
+    undisputed = np.isfinite(u) & finite_o & (unfused_error <= max(DISPUTED[dtype], one_rounding))
     baseline = float(np.max(unfused_error, where=undisputed, initial=0.0))
-    tolerance = FACTOR * baseline + max(FLOOR[dtype], QUANTIZED_FLOOR if quantized else 0.0)
+    tolerance = FACTOR * baseline + max(FLOOR[dtype], one_rounding, QUANTIZED_FLOOR if quantized else 0.0)
     # Comparisons with NaN are false, so a NaN in the fused output is wrong here.
     right = (fused_error <= tolerance) | (fused_to_unfused <= tolerance) | _same_kind(f, o) | _same_kind(f, u)
     shown = np.where(undisputed, fused_error, np.minimum(fused_error, fused_to_unfused))

@@ -222,6 +222,15 @@ def test_an_unknown_node(cli, tiny: Path, tmp_path: Path) -> None:
     assert "did you mean `product`" in text
 
 
+@pytest.mark.parametrize("options", [(), ("--no-verify",), ("--allow-unverified",)])
+def test_an_output_of_another_dtype_than_declared(cli, tiny: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    proto = onnx.load(tiny)
+    proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    onnx.save(proto, tmp_path / "half.onnx")
+    refused(cli, tmp_path / "half.onnx", tmp_path, *options, error="bad-model",
+            says="output `y` is declared float16 and computed in float32")
+
+
 @pytest.mark.parametrize("target", ["gpu", "cpu:sm90", "cuda:90", "cuda:sm9", "cuda:sm999", ""])
 def test_an_unknown_target(cli, tiny: Path, target: str) -> None:
     outcome = cli("optimize", tiny, "--target", target)

@@ -72,6 +72,44 @@ def test_bfloat16_is_compared_in_float32() -> None:
     assert verifier.check(changed(proto, lambda w: w * 1.5)).status == "failed"
 
 
+ROUNDED_LAST = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 16] x, float16[n, 16] narrow) => (float16[n, 16] y, float[n, 16] wide)
+    {
+      widened = Cast <to = 1> (narrow)
+      product = MatMul (x, weight)
+      wide = Add (product, widened)
+      y = Cast <to = 10> (wide)
+    }"""
+
+
+def rounded_last(factor: float = 1.0) -> onnx.ModelProto:
+    """A float32 model with a float16 input and a float16 output."""
+    proto = onnx.parser.parse_model(ROUNDED_LAST)
+    weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32) * np.float32(factor)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "weight"))
+    return proto
+
+
+def test_an_output_that_is_only_cast_leaves_the_others_exact() -> None:
+    proto = rounded_last()
+    assert narrowest(proto) == "float32"
+    verifier = Verifier(proto)
+    verdict = verifier.check(proto)
+    assert verdict.status == "passed" and verdict.oracle == "float64"
+    tolerance = {o["name"]: o["tolerance"] for o in verdict.outputs}
+    assert tolerance["wide"] < 1e-4 and 9e-4 < tolerance["y"] < 4e-3
+    wrong = verifier.check(rounded_last(1.0005))
+    assert wrong.status == "failed" and all("`wide`" in problem for problem in wrong.problems)
+    assert {problem.split("`")[3] for problem in verifier.check(rounded_last(1.05)).problems} == {"wide", "y"}
+
+
+def test_a_cast_within_the_model_makes_it_half_precision() -> None:
+    proto = rounded_last()
+    proto.graph.node.append(onnx.helper.make_node("Add", ["y", "y"], ["twice"]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("twice", onnx.TensorProto.FLOAT16, ["n", 16]))
+    assert narrowest(proto) == "float16"
+
+
 def test_a_left_padding_error_is_seen() -> None:
     """The mask of row 1 is dropped; right padding under a causal mask would not show it."""
     proto = load("llama-dyn20-f32-sdpa-tf5")

@@ -14,7 +14,7 @@ table go through ONNX's own inference for that node; what is still unknown stays
 """
 
 from onnxfuse.graph.shapes import contrib, control, elementwise, indexing, matrix, reduction, resizing, structure  # noqa: F401
-from onnxfuse.graph.shapes.engine import Inference, infer
+from onnxfuse.graph.shapes.engine import Inference, check_outputs, infer
 from onnxfuse.graph.shapes.table import Call, Unknown, register, register_types
 
-__all__ = ["Call", "Inference", "Unknown", "infer", "register", "register_types"]
+__all__ = ["Call", "Inference", "Unknown", "check_outputs", "infer", "register", "register_types"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_graphsurgeon as gs
 
+from onnxfuse.errors import ModelError
 from onnxfuse.graph import dims, view
 from onnxfuse.graph.dims import Dim, SymInt
 from onnxfuse.graph.ir import Constant, Graph, Node, Value
@@ -164,3 +165,19 @@ def infer(model: Model) -> Inference:
     engine = Inference(model)
     engine.run()
     return engine
+
+
+def check_outputs(model: Model, where: str) -> None:
+    """Whether the model's outputs have the dtypes that it declares, after `infer`.
+
+    Raises:
+        ModelError: one has not: no runtime loads such a model.
+    """
+    for value in model.graph.outputs:
+        info = value.__dict__.get("declared")
+        declared = name_of(info.type.tensor_type.elem_type) if info is not None else None
+        if declared is not None and value.dtype is not None and declared != value.dtype:
+            raise ModelError(
+                f"not a valid ONNX model: output `{value.name}` is declared {declared} and computed in {value.dtype}",
+                where=where, hint=f"declare it {value.dtype}, or export the model again",
+            )
