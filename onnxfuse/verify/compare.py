@@ -89,7 +89,7 @@ def compare(
         unfused_error = np.abs(u - o) / scale
         fused_error = np.abs(f - o) / scale
         fused_to_unfused = np.abs(f - u) / scale
-    one_rounding = float(ml_dtypes.finfo(unfused.dtype).eps)
+    one_rounding = float(ml_dtypes.finfo(unfused.dtype).eps)  # type: ignore[no-untyped-call]
     undisputed = np.isfinite(u) & finite_o & (unfused_error <= max(DISPUTED[dtype], one_rounding))
     baseline = float(np.max(unfused_error, where=undisputed, initial=0.0))
     tolerance = FACTOR * baseline + max(FLOOR[dtype], one_rounding, QUANTIZED_FLOOR if quantized else 0.0)
