@@ -202,6 +202,17 @@ class Layout:
 
         return Counted(dim, size)
 
+    def numbered(self, count: Counted) -> Value:
+        """0, 1, 2, … as int64, as many as counted."""
+        size = count.size()
+        key = ("numbered from 0", id(size))
+        if key not in self.made:
+            zero, one = (self.emitter.constant(n, np.array(i, np.int64)) for n, i in (("zero", 0), ("one", 1)))
+            number = self.squeeze(size, [0], ())
+            self.made[key] = (self.emitter.op("Range", [zero, number, one], dtype="int64", shape=(count.dim,)), size)
+        found: Value = self.made[key][0]
+        return found
+
     def key_counts(self, q: Value, k: Value) -> tuple[Value, Value]:
         """For GroupQueryAttention: the position of each sequence's last key (int32 [B]), the number of keys (int32)."""
         k_shape, q_shape = shape_of(k), shape_of(q)

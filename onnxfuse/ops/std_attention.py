@@ -1,8 +1,11 @@
-"""``onnxfuse.std::Attention``, as ai.onnx opset 24 defines it, with two more attributes.
+"""``onnxfuse.std::Attention``, as ai.onnx opset 24 defines it, with two more attributes and one more input.
 
 `window` w > 0: key j is visible to query i only if i - j < w, where i counts from the first key (so it is offset by the
 length of the past). `nan_guard` 1: a query with no visible key gives a row of zeros (as ai.onnx has it); 0: it gives
 what a plain softmax gives, NaN.
+
+`head_sink` [heads]: one more score in every row of a head, that of a key whose value is zero (GPT-OSS): exp(sink) is added
+to the denominator of the softmax. No row is NaN then, so there is no guard beside it.
 
 Stricter than ai.onnx: `q_num_heads` and `kv_num_heads` are given exactly when q, k and v are 3-D, and a mask's last dim
 may be shorter than the keys (rather than broadcast) only together with `nonpad_kv_seqlen`.
@@ -56,7 +59,7 @@ def _heads_view(op: OpDef, inputs: Sequence[TensorType | None], index: int, head
 
 
 def _infer(op: OpDef, inputs: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> list[TensorType]:
-    q, _, v, mask, past_k, past_v, seqlen = inputs
+    q, _, v, mask, past_k, past_v, seqlen, sink = inputs
     assert q is not None and v is not None
     hq, hkv = attrs["q_num_heads"], attrs["kv_num_heads"]
     if bool(hq) != bool(hkv):
@@ -93,6 +96,8 @@ def _infer(op: OpDef, inputs: Sequence[TensorType | None], attrs: Mapping[str, A
         length = past.shape[2]
         total = length + sk[2] if isinstance(length, int) and isinstance(sk[2], int) else None
     _check_mask(op, inputs, mask, (sq[0], sq[1], sq[2], total), shorter=seqlen is not None)
+    if sink is not None and sink.shape is not None and (len(sink.shape) != 1 or not unify(sink.shape[0], sq[1])[0]):
+        raise op.refuse(inputs, "`head_sink` must be [heads]")
     if (
         seqlen is not None
         and seqlen.shape is not None
@@ -138,7 +143,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _reference(inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    q, k, v, mask, past_k, past_v, seqlen = inputs
+    q, k, v, mask, past_k, past_v, seqlen, sink = inputs
     assert q is not None and k is not None and v is not None
     packed = bool(attrs["q_num_heads"])
     if packed:
@@ -181,7 +186,10 @@ def _reference(inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any]) ->
     bias = np.where(visible, bias, -np.inf)
     scores = np.where(bias == -np.inf, -np.inf, scores + bias).astype(q.dtype)
     stages.append(scores)
-    weights = _softmax(scores)
+    if sink is not None:
+        column = np.broadcast_to(sink.astype(q.dtype).reshape(1, -1, 1, 1), (batch, heads, queries, 1))
+        scores = np.concatenate([scores, column], axis=-1)
+    weights = _softmax(scores)[..., :keys]
     if attrs["nan_guard"]:
         hidden = np.max(bias, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
         weights = np.where(hidden, 0, weights)
@@ -193,7 +201,7 @@ def _reference(inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any]) ->
 
 
 def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, Any]) -> None:
-    q, k, v, mask, past_k, past_v, seqlen = inputs
+    q, k, v, mask, past_k, past_v, seqlen, sink = inputs
     if attrs["q_num_heads"]:
         q, k, v = (
             b.op("Transpose", b.op("Reshape", a, b.ints(0, 0, h, -1)), perm=[0, 2, 1, 3])
@@ -237,8 +245,11 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
     if visible:
         masked = b.op("Where", visible, masked, minus_infinity)
     precision = _PRECISION.get(attrs["softmax_precision"] or 0, b.dtype)
-    weights = b.cast(b.op("Softmax", b.cast(masked, precision), axis=-1), b.dtype, precision)
-    if attrs["nan_guard"] and (visible or additive):
+    weights = b.op("Softmax", b.cast(_with_sink(b, masked, sink) if sink else masked, precision), axis=-1)
+    if sink:
+        weights = b.slice(weights, 0, -1, 3)
+    weights = b.cast(weights, b.dtype, precision)
+    if attrs["nan_guard"] and not sink and (visible or additive):
         weights = b.op("Where", _hidden_rows(b, visible, additive), b.scalar(0.0), weights)
     if grouped and heads is None:
         by_group = b.op("Concat", batch, kv_heads, b.ints(-1), b.slice(b.op("Shape", weights), 2, 4, 0), axis=0)
@@ -252,6 +263,12 @@ def _body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], attrs: 
     for value, output in zip((y, k, v, stages[attrs["qk_matmul_output_mode"]]), outputs, strict=False):
         if output:
             b.finish(value, output)
+
+
+def _with_sink(b: BodyBuilder, scores: str, sink: str) -> str:
+    """Scores [B, H, S, L] with the sink of each head as one more column."""
+    rows = b.op("Concat", b.slice(b.op("Shape", scores), 0, 3, 0), b.ints(1), axis=0)
+    return b.op("Concat", scores, b.op("Expand", b.op("Reshape", sink, b.ints(1, -1, 1, 1)), rows), axis=-1)
 
 
 def _is_grouped(b: BodyBuilder, attrs: Mapping[str, Any]) -> bool:
@@ -360,7 +377,7 @@ def _cost(inputs: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> Cost
 ATTENTION = OpDef(
     name="Attention",
     domain=STD_DOMAIN,
-    summary="softmax(softcap(scale * q · kᵀ) + masks) · v, with grouped heads and a cache",
+    summary="softmax(softcap(scale * q · kᵀ) + masks) · v, with grouped heads, a cache and sinks",
     inputs=(
         InputDef("q"),
         InputDef("k"),
@@ -369,6 +386,7 @@ ATTENTION = OpDef(
         InputDef("past_key", optional=True),
         InputDef("past_value", optional=True),
         InputDef("nonpad_kv_seqlen", optional=True, same_as_t=False, dtypes=frozenset({"int64"})),
+        InputDef("head_sink", optional=True),
     ),
     outputs=("y", "present_key", "present_value", "qk_matmul_output"),
     optional_outputs=3,

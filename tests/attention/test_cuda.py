@@ -35,6 +35,9 @@ KINDS = {
     "causal-window": {"is_causal": 1, "window": 4},
     "past": {"past": True, "mask": [B, 1, S, P + S]},
     "causal-past": {"past": True, "is_causal": 1},
+    "sinks": {"sinks": True, "is_causal": 1, "window": 4},
+    "sinks-mask": {"sinks": True, "mask": [B, 1, S, S]},
+    "sinks-past": {"sinks": True, "past": True, "is_causal": 1},
 }
 
 
@@ -81,7 +84,7 @@ def graph_of(
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention(dtype: str, kv: int, kind: str) -> None:
     chosen = dict(KINDS[kind])
-    mask, past = chosen.pop("mask", None), chosen.pop("past", False)
+    mask, past, sinks = chosen.pop("mask", None), chosen.pop("past", False), chosen.pop("sinks", False)
     attrs = {"scale": 0.125, "q_num_heads": H, "kv_num_heads": kv, **chosen}
     inputs = {"q": [B, S, H * D], "k": [B, S, kv * D], "v": [B, S, kv * D]}
     operands = ["q", "k", "v"]
@@ -92,6 +95,9 @@ def test_attention(dtype: str, kv: int, kind: str) -> None:
     if past:
         inputs |= {"pk": [B, kv, P, D], "pv": [B, kv, P, D]}
         operands += ["pk", "pv"]
+    if sinks:
+        inputs["sinks"] = [H]
+        operands += [*[""] * (7 - len(operands)), "sinks"]
     model = lowered(graph_of(inputs, "Attention", operands, attrs, 3 if past else 1, dtype))
     random = np.random.default_rng(0)
     feeds = {name: rounded(random.standard_normal(shape), dtype) for name, shape in inputs.items()}

@@ -169,12 +169,71 @@ def test_a_row_without_keys_is_uniform_for_a_finite_mask_and_nan_for_an_infinite
     assert np.isnan(y[1, 0]).all() and not np.isnan(y[1, 1:]).any()
 
 
-@pytest.mark.parametrize("attrs", [", softcap=5.0", ", is_causal=1, window=2"])
-def test_what_no_kernel_takes_is_spelled_out(attrs: str) -> None:
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "causal": {"is_causal": 1}, "window": {"is_causal": 1, "window": 2}, "window-alone": {"window": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("structure", list(STRUCTURES))
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kv", [H, G])
+@pytest.mark.parametrize("mask", ["", "float[B,1,S,N] m", "float[N] m", "bool[B,1,1,N] m"])
+@pytest.mark.parametrize("past", [None, 0, 4])
+@pytest.mark.parametrize("sink", [False, True])
+def test_what_the_kernel_does_not_hide_is_a_bias(
+    structure: str, packed: bool, kv: int, mask: str, past: int | None, sink: bool
+) -> None:
+    attrs = {"scale": 0.25, "nan_guard": int("bool" in mask), **STRUCTURES[structure]}
+    if mask == "float[N] m":
+        mask = "float[1,N] m"
+    given = "".join(f", {name}={value}" for name, value in attrs.items() if name != "scale")
+    text = attention_text(packed, kv, "S", mask, past is not None, given)
+    if sink:
+        text = text.replace(") => (", f", float[{H}] sink) => (", 1)
+        head, operands = text.rsplit("(", 1)
+        listed = operands.split(")")[0].split(", ")
+        text = f"{head}({', '.join([*listed, *[''] * (7 - len(listed)), 'sink'])}) }}"
+    model = lowered(text)
+    assert "MultiHeadAttention" in ops_of(model) and "Softmax" not in ops_of(model)
+    SIZES["N"] = S + (past or 0)
+    feeds = random_feeds(model)
+    for name in ("pk", "pv") if past is not None else ():
+        feeds[name] = feeds[name][:, :, :past]
+    if "bool" in mask:
+        feeds["m"][0, 0, 0] = False  # queries that see nothing
+    names = ("q", "k", "v", "m", "pk", "pv", "", "sink")
+    heads = {"q_num_heads": H, "kv_num_heads": kv} if packed else {}
+    wanted = reference("Attention", [feeds.get(n) for n in names], {**attrs, **heads})
+    for found, w in zip(run(model, feeds), wanted, strict=False):
+        np.testing.assert_allclose(found, w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv", [H, G])
+@pytest.mark.parametrize("mask", ["", "float[B,1,S,L] m", f"float[{H},1,L] m"])
+def test_sinks_without_a_causal_mask(kv: int, mask: str) -> None:
+    text = attention_text(True, kv, "L", mask, False, "").replace(") => (", f", float[{H}] sink) => (", 1)
+    given = "m" if mask else ""
+    model = lowered(text.replace("(q, k, v, m)" if mask else "(q, k, v)", f"(q, k, v, {given}, , , , sink)"))
+    feeds = random_feeds(model)
+    wanted = reference("Attention", [feeds.get(n) for n in ("q", "k", "v", "m", "", "", "", "sink")],
+                       {"scale": 0.25, "q_num_heads": H, "kv_num_heads": kv})[0]  # fmt: skip
+    np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_sinks_of_a_causal_model_on_cuda_go_into_one_kernel() -> None:
+    text = attention_text(True, G, "S", "", False, ", is_causal=1, window=2").replace("float", "float16")
+    text = text.replace(") => (", f", float16[{H}] sink) => (", 1).replace("(q, k, v)", "(q, k, v, , , , , sink)")
+    model = lowered(text, target="cuda:sm90")
+    (node,) = [n for n in model.graph.nodes if n.op == "GroupQueryAttention"]
+    assert [v.name for v in node.inputs[7:]] == ["", "", "", "", "sink"] and node.attrs["local_window_size"] == 2
+
+
+@pytest.mark.parametrize("given", [{"softcap": 5.0}, {"is_causal": 1, "softcap": 5.0, "window": 2}])
+def test_what_no_kernel_takes_is_spelled_out(given: dict[str, Any]) -> None:
+    attrs = "".join(f", {name}={value}" for name, value in given.items())
     model = lowered(attention_text(True, H, "S", "", False, attrs))
     assert "Softmax" in ops_of(model)
     feeds = random_feeds(model)
-    given = {"softcap": 5.0} if "softcap" in attrs else {"is_causal": 1, "window": 2}
     wanted = reference("Attention", [feeds[n] for n in ("q", "k", "v")],
                        {"scale": 0.25, "q_num_heads": H, "kv_num_heads": H, **given})[0]  # fmt: skip
     np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-5)

@@ -181,6 +181,9 @@ ATTENTION_CASES: dict[str, dict[str, Any]] = {
     "unguarded": {"mask": "hidden"},
     "seqlen": {"seqlen": True, "is_causal": 1, "nan_guard": 1, "mask": "short", "heads": (4, 2)},
     "cross": {"keys": 7},
+    "sink": {"sink": True, "is_causal": 1},
+    "sink-grouped-window-past": {"sink": True, "is_causal": 1, "window": 3, "past": 4, "heads": (4, 2), "packed": True},
+    "sink-hidden-rows": {"sink": True, "mask": "hidden-float", "nan_guard": 1, "softcap": 2.0},
     "mode-0": {"outputs": 4, "mask": "float", "qk_matmul_output_mode": 0},
     "mode-1": {"outputs": 4, "mask": "float", "softcap": 3.0, "qk_matmul_output_mode": 1},
     "mode-2": {"outputs": 4, "mask": "float", "softcap": 3.0, "qk_matmul_output_mode": 2, "heads": (4, 2)},
@@ -193,7 +196,7 @@ def attention_inputs(case: dict[str, Any], dtype: str) -> tuple[list[np.ndarray 
     attrs = dict(case)
     hq, hkv = attrs.pop("heads", (2, 2))
     packed, mask_kind, past = attrs.pop("packed", False), attrs.pop("mask", None), attrs.pop("past", None)
-    outputs, seqlen = attrs.pop("outputs", 1), attrs.pop("seqlen", False)
+    outputs, seqlen, sink = attrs.pop("outputs", 1), attrs.pop("seqlen", False), attrs.pop("sink", False)
     batch, queries, size = 2, 5, 8
     new = attrs.pop("keys", 9 if seqlen else queries)
     total = new + (past or 0)
@@ -201,7 +204,7 @@ def attention_inputs(case: dict[str, Any], dtype: str) -> tuple[list[np.ndarray 
     def heads(count: int, length: int) -> np.ndarray:
         return normal(rng, (batch, length, count * size) if packed else (batch, count, length, size), dtype)
 
-    inputs: list[np.ndarray | None] = [heads(hq, queries), heads(hkv, new), heads(hkv, new), None, None, None, None]
+    inputs: list[np.ndarray | None] = [heads(hq, queries), heads(hkv, new), heads(hkv, new), *[None] * 5]
     if packed:
         attrs |= {"q_num_heads": hq, "kv_num_heads": hkv}
     if past is not None:
@@ -219,6 +222,8 @@ def attention_inputs(case: dict[str, Any], dtype: str) -> tuple[list[np.ndarray 
             inputs[3] = np.where(mask, 0, -np.inf).astype(NUMPY[dtype])
     if seqlen:
         inputs[6] = np.array([4, 7])
+    if sink:
+        inputs[7] = normal(rng, (hq,), dtype)
     return inputs, attrs, outputs
 
 
@@ -232,7 +237,7 @@ def test_attention(name: str, dtype: str) -> None:
     check(op, inputs, attrs, 13 if dtype == "float32" else 18, outputs)
 
 
-@pytest.mark.parametrize("name", [n for n in ATTENTION_CASES if "unguarded" not in n and "window" not in n])
+@pytest.mark.parametrize("name", [n for n in ATTENTION_CASES if not {"unguarded", "window", "sink"} & set(n.split("-"))])
 def test_attention_reference_is_that_of_onnx(name: str) -> None:
     inputs, attrs, outputs = attention_inputs(ATTENTION_CASES[name], "float32")
     op = registry.get("onnxfuse.std", "Attention")
