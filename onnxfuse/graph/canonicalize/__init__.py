@@ -9,6 +9,7 @@ The canonical form:
 * `Flatten` is a `Reshape`; neighbouring `Unsqueeze`s, `Squeeze`s, `Reshape`s and `Transpose`s are one; `Unsqueeze` and
   `Squeeze` stay, with non-negative sorted axes; so does a `Reshape` of floats that only inserts ones (it may split
   heads), while one of integers or bools is an `Unsqueeze`;
+* a reduction's axes are non-negative and sorted; a dimension that is reduced and put back is kept (`keepdims`);
 * a matrix product that worked on flattened leading dimensions works on the tensor as it was; such a `Gemm` is `MatMul`
   and `Add`;
 * the constant operand of a commutative op is the second; a one-element constant has rank 0 where that changes no shape;
