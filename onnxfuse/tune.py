@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from onnxfuse import __version__
-from onnxfuse.errors import ModelError
+from onnxfuse.errors import ModelError, UsageError
 from onnxfuse.graph import model as models
 from onnxfuse.graph import view
 from onnxfuse.ops.opdef import FUSED_DOMAIN
@@ -29,6 +30,10 @@ ENVIRONMENT_VARIABLE = "ONNXFUSE_TUNING"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DIFFERENCE_LIMIT = {"float16": 3e-3, "bfloat16": 2e-2}
 """Largest relative difference from the portable kernel, a few roundings of the dtype."""
+
+KEY = ("architecture", "dtype", "gated", "norm", "columns", "k", "bucket")
+PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
+"""The fields of an entry of a tuning file: what it is for, and the plan; in the order of the shipped table."""
 
 FINALISTS = 4
 WORTH_WHILE = 0.99  # of the time of the plan that is used anyway
@@ -165,16 +170,23 @@ def tune_shapes(
     destination: Path,
     report: Callable[[Tuned], None] | None = None,
     skip: Collection[tuple[str, int]] = (),
+    seconds: float | None = None,
 ) -> list[Tuned]:
-    """As `tune`, for given shapes; `skip` names variants (path, index) that are not to be tried."""
+    """As `tune`, for given shapes; `skip` names variants (path, index) that are not to be tried.
+
+    After `seconds` no further shape is begun; another run continues.
+    """
     kernels = Kernels()
     header = _header()
     entries = _read(destination, header)
     results = []
+    stop = None if seconds is None else time.monotonic() + seconds
     for shape in shapes:
         key = _key(kernels.architecture, shape)
         if any(all(entry.get(name) == value for name, value in key.items()) for entry in entries):
             continue
+        if stop is not None and time.monotonic() >= stop:
+            break
         tuned = tune_shape(kernels, shape, skip)
         plan = {**asdict(tuned.plan), "path": PATHS.index(tuned.plan.path)}
         del plan["overlap"]
@@ -185,6 +197,40 @@ def tune_shapes(
         if report is not None:
             report(tuned)
     return results
+
+
+def stored_plans(path: Path, architecture: int, either_dtype: bool = False) -> Callable[[Shape], Plan | None]:
+    """What a tuning file says to use for a shape on this architecture; None for what it does not hold.
+
+    `either_dtype`: a plan tuned in the other 16-bit dtype serves where there is none of the shape's own, as in the
+    table that is shipped.
+
+    Raises:
+        UsageError: there is no such file, or it is not a tuning file.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        plans = {tuple(int(entry[name]) for name in KEY): plan_of(entry) for entry in entries}
+    except OSError as error:
+        hint = "give a file that `onnxfuse tune` wrote"
+        raise UsageError(f"the tuning file `{path}` cannot be read: {error.strerror}", hint=hint) from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        hint = "give a file that `onnxfuse tune` wrote"
+        raise UsageError(f"`{path}` is not a tuning file: {error!r}", hint=hint) from error
+
+    def find(shape: Shape) -> Plan | None:
+        for dtype in (shape.dtype, *(DIFFERENCE_LIMIT if either_dtype else ())):
+            key = _key(architecture, replace(shape, dtype=dtype))
+            if (plan := plans.get(tuple(key[name] for name in KEY))) is not None:
+                return plan
+        return None
+
+    return find
+
+
+def plan_of(entry: dict[str, Any]) -> Plan:
+    """The plan of an entry of a tuning file."""
+    return Plan(**{**{name: int(entry[name]) for name in PLAN}, "path": PATHS[int(entry["path"])]})  # type: ignore[arg-type]
 
 
 def _key(architecture: int, shape: Shape) -> dict[str, int]:

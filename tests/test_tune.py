@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse import tune
-from onnxfuse.errors import ModelError
+from onnxfuse.errors import ModelError, UsageError
 from onnxfuse.runtime.kernels import Plan, Shape, Variant
 
 VARIANTS = [
@@ -132,3 +132,60 @@ def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, mon
     monkeypatch.setattr(tune, "Kernels", FakeKernels)
     monkeypatch.setattr(tune, "candidates", lambda shape, variants: [Plan("tile"), WRONG])
     assert {t.plan for t in tune.tune(model, tmp_path / "tuning.json", rows=(1,))} == {SLOW}
+
+
+def test_an_interrupted_run_loses_one_shape_at_most(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(FakeKernels):
+        def measure(self, plan: Plan, seconds: float) -> tuple[float, float] | None:
+            if len(self.opened) == 2:
+                raise KeyboardInterrupt
+            return super().measure(plan, seconds)
+
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [FAST])
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    tune.tune(model, tmp_path / "whole.json", rows=(1, 16))
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    path = tmp_path / "tuning.json"
+    monkeypatch.setattr(tune, "Kernels", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(model, path, rows=(1, 16))
+    assert json.loads(path.read_text())["entries"] == whole["entries"][:1]
+    assert [p.name for p in tmp_path.glob("*.part")] == []
+
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    assert len(tune.tune(model, path, rows=(1, 16))) == len(FakeKernels.opened) == len(whole["entries"]) - 1
+    assert json.loads(path.read_text()) == whole
+
+
+def test_no_shape_is_begun_after_the_given_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((0.0, 0.0, 4.0, 11.0))
+    monkeypatch.setattr(tune.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    shapes = [Shape(rows, 64, 64) for rows in (1, 2, 4, 8)]
+    results = tune.tune_shapes(shapes, tmp_path / "tuning.json", seconds=10.0)
+    assert [result.shape.rows for result in results] == [1, 2]
+
+
+def test_stored_plans_are_found_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [FAST])
+    path = tmp_path / "tuning.json"
+    tune.tune_shapes([Shape(16, 64, 64, norm="rms")], path)
+    find = tune.stored_plans(path, 90)
+    assert find(Shape(9, 64, 64, norm="layer", bias=True)) == FAST  # the bucket of 9 to 16, any norm
+    assert find(Shape(8, 64, 64, norm="rms")) is None
+    assert find(Shape(16, 64, 64)) is None
+    assert find(Shape(16, 64, 64, "bfloat16", norm="rms")) is None
+    assert tune.stored_plans(path, 90, either_dtype=True)(Shape(16, 64, 64, "bfloat16", norm="rms")) == FAST
+    assert tune.stored_plans(path, 80)(Shape(16, 64, 64, norm="rms")) is None
+
+
+@pytest.mark.parametrize("content", (None, "{", "[]", '{"entries": [{"path": 1}]}'))
+def test_what_is_no_tuning_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tuning.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=r"tuning\.json"):
+        tune.stored_plans(path, 90)
