@@ -77,6 +77,12 @@ class OpError(OnnxfuseError):
     id = "bad-op"
 
 
+class KvCacheError(OnnxfuseError):
+    """A model whose key/value cache cannot be kept in buffers that past and present share."""
+
+    id = "kv-cache"
+
+
 class InputDataError(OnnxfuseError):
     """Input values for a model that are missing, of the wrong shape or dtype, or cannot be generated."""
 

@@ -22,6 +22,7 @@ from onnxfuse.graph.sharing import share_constants
 from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.lower.lower import lower
+from onnxfuse.lower.shared_cache import SharedCache, share
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, TensorType
 from onnxfuse.rewrite import driver
 from onnxfuse.rules.loading import RuleSet
@@ -31,6 +32,9 @@ from onnxfuse.runtime.session import cuda_works
 
 #: In order; `--stop-after` names one of them.
 STAGES = ("canonicalize", "lift", "fuse", "lower")
+
+#: What may become of a key/value cache: it grows from run to run, or lies in buffers that past and present share.
+KV_CACHES = ("separate", "shared")
 
 #: How often at most the rules of the stage `lift` run again after another canonicalization.
 MAX_LIFT_ROUNDS = 3
@@ -51,6 +55,7 @@ class Options:
         exclude_nodes: names of nodes (or of their outputs) that no rule may touch.
         exclude_sites: single applications to leave out: (rule, name of the first output).
         stop_after: one of `STAGES`.
+        kv_cache: one of `KV_CACHES`; `shared` needs the stage lower.
     """
 
     target: Target = field(default_factory=lambda: Target("cpu"))
@@ -60,6 +65,7 @@ class Options:
     exclude_nodes: frozenset[str] = frozenset()
     exclude_sites: frozenset[tuple[str, str]] = frozenset()
     stop_after: str = "lower"
+    kv_cache: str = "separate"
 
     def without(self, disable: Iterable[str] = (), exclude_sites: Iterable[tuple[str, str]] = ()) -> Options:
         return replace(self, disable=self.disable | set(disable), exclude_sites=self.exclude_sites | set(exclude_sites))
@@ -76,6 +82,7 @@ class Build:
         blocks: counted after fuse; `blocks_lowered` after lower.
         lowering: what lower kept and took apart (its JSON form).
         seconds: per stage.
+        shared_cache: how the caches are fed, if they lie in shared buffers.
     """
 
     model: models.Model
@@ -85,6 +92,7 @@ class Build:
     blocks_lowered: dict[str, Any] = field(default_factory=dict)
     lowering: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    shared_cache: SharedCache | None = None
 
 
 def resolve_target(text: str) -> Target:
@@ -205,9 +213,11 @@ def _build(
     result.blocks_lowered = result.blocks
     if options.stop_after == "lower":
         clock.begin("lower")
+        kernels = KernelTable(options.target, OrtProbe(), custom_ops=library_exists())
+        if options.kv_cache == "shared":
+            result.shared_cache = share(model, kernels)
         report = lower(
-            model, KernelTable(options.target, OrtProbe(), custom_ops=library_exists()),
-            apply_rules=lambda m: _apply(result, ruleset, "lower", options, tracer),
+            model, kernels, apply_rules=lambda m: _apply(result, ruleset, "lower", options, tracer),
         )
         result.lowering = report.to_json()
         result.blocks_lowered = blocks.count(model)
