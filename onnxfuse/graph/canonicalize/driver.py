@@ -9,6 +9,7 @@ from onnxfuse.graph import edit, view
 from onnxfuse.graph.canonicalize import (
     conditionals,
     duplicates,
+    einsum,
     folding,
     linear,
     merged,
@@ -44,6 +45,7 @@ PASSES: dict[str, Pass] = {
     "expand-targets": targets.expand_targets,
     "slice-bounds": targets.slice_bounds,
     "flatten-to-reshape": targets.flatten_to_reshape,
+    "einsum": einsum.einsum_to_products,
     "no-op-shapes": redundant.remove_no_op_shapes,
     "flattened-products": linear.unflatten_products,
     "batched-products": linear.unflatten_batched_products,
