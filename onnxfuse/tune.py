@@ -35,6 +35,7 @@ KEY = ("architecture", "dtype", "gated", "norm", "columns", "k", "bucket")
 PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
 """The fields of an entry of a tuning file: what it is for, and the plan; in the order of the shipped table."""
 
+MULTIPROCESSORS = 132  # of a Hopper GPU, about; only what is far off for it is left out
 FINALISTS = 4
 WORTH_WHILE = 0.99  # of the time of the plan that is used anyway
 SCAN_SECONDS, FINAL_SECONDS = 0.004, 0.02
@@ -97,7 +98,8 @@ def bucket(rows: int) -> int:
 
 def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
     """Plans worth timing: what cannot fit, and tiles far from the shape, are left out before anything runs."""
-    found = [Plan("vendor")] if shape.rows >= 64 else []
+    found = [Plan("vendor")]
+    packed = shape.n * (2 if shape.gated else 1)
     for v in variants:
         if v.path == "stream" and shape.rows <= 512:
             fits = v.rows == max(8, bucket(shape.rows)) if shape.rows <= 32 else 32 <= v.rows <= 2 * shape.rows
@@ -109,13 +111,13 @@ def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
             for split, size, lead, own in product((1, 2, 4, 8), kilobytes, leads, stats):
                 stages = min(v.max_stages, max(2, size * 1024 // ((v.rows + v.columns) * 128)))
                 found.append(Plan("stream", v.index, stages, split, 1, 8, own, lead))
-        if v.path == "tile" and shape.rows >= 64 and v.gated == shape.gated:
-            if v.rows > 2 * shape.rows or (shape.rows >= 1024 and v.rows * v.columns < 128 * 128):
+        if v.path == "tile" and shape.rows >= 32 and v.gated == shape.gated:
+            waves = -(-shape.rows // v.rows) * -(-packed // v.columns) / MULTIPROCESSORS
+            if v.rows > 2 * shape.rows or (v.rows * v.columns < 128 * 128 and waves > 8):
                 continue
             rasters = (4, 16) if shape.rows > 1024 else (8,)
-            stats = (0,) if shape.norm == "none" else (0, 1) if shape.rows <= 256 else (1,)
-            for (cm, cn), raster, own in product(((1, 1), (2, 1), (1, 2)), rasters, stats):
-                found.append(Plan("tile", v.index, 0, cm, cn, raster, own))
+            for (cm, cn), raster in product(((1, 1), (2, 1), (1, 2)), rasters):
+                found.append(Plan("tile", v.index, 0, cm, cn, raster))
     return list(dict.fromkeys(found))
 
 
