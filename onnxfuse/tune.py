@@ -7,6 +7,7 @@ library would use anyway.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -157,8 +158,8 @@ def tune(
 ) -> list[Tuned]:
     """Tunes every product of the model; returns what was measured now.
 
-    An existing file of the same library, GPU and driver is continued: shapes that it holds are not measured again, and
-    it is written after every shape, beside and then renamed, so an interrupted run loses one shape at most.
+    An existing file of the same library, kernels, GPU and driver is continued: shapes that it holds are not measured
+    again, and it is written after every shape, beside and then renamed, so an interrupted run loses one at most.
 
     Raises:
         ModelError: the model has nothing to tune.
@@ -179,7 +180,7 @@ def tune_shapes(
     After `seconds` no further shape is begun; another run continues.
     """
     kernels = Kernels()
-    header = _header()
+    header = _header(kernels.variants())
     entries = _read(destination, header)
     results = []
     stop = None if seconds is None else time.monotonic() + seconds
@@ -243,10 +244,12 @@ def _key(architecture: int, shape: Shape) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _header() -> dict[str, Any]:
+def _header(variants: Sequence[Variant]) -> dict[str, Any]:
     devices = gpu.devices()
     name, driver = (devices[0].name, devices[0].driver_cuda) if devices else ("unknown", "unknown")
-    return {"version": 1, "library": __version__, "gpu": name, "driver_cuda": driver}
+    # A plan names its variant by number, which means another kernel once the list has changed.
+    listed = hashlib.sha256(repr([tuple(asdict(variant).values()) for variant in variants]).encode()).hexdigest()[:16]
+    return {"version": 1, "library": __version__, "variants": listed, "gpu": name, "driver_cuda": driver}
 
 
 def _read(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
@@ -255,7 +258,7 @@ def _read(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     if not isinstance(stored, dict) or any(stored.get(key) != value for key, value in header.items()):
-        return []  # another library, GPU or driver: measured times do not carry over
+        return []  # another library, list of variants, GPU or driver: measured times do not carry over
     return [entry for entry in stored.get("entries", []) if isinstance(entry, dict)]
 
 

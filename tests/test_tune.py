@@ -126,6 +126,9 @@ def test_the_fastest_right_plan_is_kept_and_a_run_resumes(
     path.write_text(json.dumps(stored))
     assert len(tune.tune(model, path, rows=(4,))) == 3
 
+    monkeypatch.setattr(FakeKernels, "variants", lambda self: VARIANTS[1:])  # the numbers mean other kernels now
+    assert len(tune.tune(model, path, rows=(4,))) == 3
+
 
 def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "Kernels", FakeKernels)
