@@ -10,11 +10,7 @@ from pathlib import Path
 import onnx
 
 from onnxfuse.errors import OutputError
-
-
-def data_of(path: Path) -> Path:
-    """The file beside a model that holds its big tensors, if they are kept outside."""
-    return path.with_name(path.name + ".data")
+from onnxfuse.replacement import data_of, real_path
 
 
 def check_writable(out: Path) -> None:
@@ -28,10 +24,11 @@ def check_writable(out: Path) -> None:
     if out.exists() and not out.is_file():
         # Renaming over it would take the device itself away.
         raise OutputError(f"`{out}` is no regular file", hint="name the file to write")
-    if not out.parent.is_dir():
-        raise OutputError(f"the folder `{out.parent}` does not exist", hint="create it first")
-    if not os.access(out.parent, os.W_OK) or (out.exists() and not os.access(out, os.W_OK)):
-        raise OutputError(f"`{out}` cannot be written", hint="check the permissions of the folder")
+    folder = real_path(out).parent
+    if not folder.is_dir():
+        raise OutputError(f"the folder `{folder}` does not exist", hint="create it first")
+    if not os.access(folder, os.W_OK) or (out.exists() and not os.access(out, os.W_OK)):
+        raise OutputError(f"`{out}` cannot be written", hint=f"check the permissions of the folder `{folder}`")
 
 
 def check_apart(out: Path, source: Path | None, proto: onnx.ModelProto) -> None:
@@ -93,7 +90,7 @@ def file_bytes(path: Path, proto: onnx.ModelProto | None = None) -> int:
 
 def _data_files(source: Path, proto: onnx.ModelProto) -> set[Path]:
     found = {
-        source.parent / entry.value
+        source.resolve().parent / entry.value
         for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
     return {file for file in found if file.exists()}

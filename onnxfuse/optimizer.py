@@ -13,7 +13,7 @@ import onnx
 
 from onnxfuse import destination, pipeline, report
 from onnxfuse.errors import InputDataError, UsageError, VerificationError
-from onnxfuse.graph import files
+from onnxfuse.graph import files, saving
 from onnxfuse.graph import model as models
 from onnxfuse.graph.ir import Constant
 from onnxfuse.reverting import Builder, Checked
@@ -71,8 +71,8 @@ class Result:
         pending: dict[str, Constant] = {}
         proto = self._make(pending)
         if external_data is None:
-            external_data = destination.has_external_data(self._original) or weight_bytes(proto) > files.INLINE_LIMIT
-        files.write(proto, target, self._base_dir, external_data, pending)
+            external_data = destination.has_external_data(self._original) or weight_bytes(proto) > saving.INLINE_LIMIT
+        saving.write(proto, target, self._base_dir, external_data, pending)
         self.path = target
         return target
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from onnxfuse import pipeline
-from onnxfuse.graph import files
+from onnxfuse.graph import saving
 from onnxfuse.graph.ir import Constant
 from onnxfuse.ops import functions
 from onnxfuse.rules.loading import RuleSet
@@ -85,7 +85,7 @@ class Builder:
         """The model to run or write. One that stops between the stages gets the bodies of its lifted and fused ops.
 
         Args:
-            pending: takes up large tensors that are still to be computed, for `files.write`.
+            pending: takes up large tensors that are still to be computed, for `saving.write`.
         """
         between = self.options.stop_after in ("lift", "fuse")
         proto = built.model.to_proto(None if between else pending)
@@ -104,7 +104,7 @@ class Builder:
         # ONNX Runtime maps a file, where a model in memory would be held several times.
         with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
             path = Path(folder) / "model.onnx"
-            files.write(proto, path, base_dir, external_data=True, pending=pending)
+            saving.write(proto, path, base_dir, external_data=True, pending=pending)
             del proto
             light = onnx.load(path, load_external_data=False)
             return verifier.check(light, base_dir=Path(folder), only=only, must_run=self.at_home)

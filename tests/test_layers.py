@@ -15,7 +15,7 @@ CUSTOM_OPS = ROOT / "custom_ops"
 
 #: A package or module imports only what stands lower. Equal rank means: siblings, none imports another.
 RANK = {
-    "errors": 0,
+    "errors": -1, "replacement": 0,
     "graph": 1, "ops": 1, "destination": 1,
     "rules": 2, "analysis": 2, "blocks": 2, "quirks": 2, "inspection": 2, "diff": 2,
     "match": 3,

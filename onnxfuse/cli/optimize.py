@@ -100,6 +100,6 @@ def _default_output(model: str) -> str:
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:
-    from onnxfuse.regress.config import write_text
+    from onnxfuse.replacement import write_text
 
     write_text(Path(path), json.dumps(render.finite(content), indent=2) + "\n")

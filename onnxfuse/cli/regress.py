@@ -39,7 +39,8 @@ def regress_command(
     from onnxfuse import regress
     from onnxfuse.destination import check_files
     from onnxfuse.regress import outputs
-    from onnxfuse.regress.config import read_baseline, write_baseline, write_text
+    from onnxfuse.regress.config import read_baseline, write_baseline
+    from onnxfuse.replacement import write_text
 
     settings = regress.load(Path(config))
     chosen = [m for m in settings.models if not names or m.name in names]

@@ -46,7 +46,7 @@ def report_command(
     from onnxfuse import __version__, html_report
     from onnxfuse.destination import check_files
     from onnxfuse.html_report import gather
-    from onnxfuse.regress.config import write_text
+    from onnxfuse.replacement import write_text
 
     destination = Path(output) if output is not None else Path(model).with_suffix(".html")
     check_files({"--output": destination}, {"MODEL": model})

@@ -1,29 +1,18 @@
-"""ONNX files: read and check them, keep external data where it is, write beside and rename."""
+"""ONNX files: read and check them, with external data where it is."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message
-from onnx import TensorProto
+from onnx import AttributeProto, TensorProto
 
-from onnxfuse.errors import ExternalDataError, ModelError, OutputError
+from onnxfuse.errors import ExternalDataError, ModelError
 from onnxfuse.graph import consts
-from onnxfuse.graph.ir import Constant
 from onnxfuse.graph.types import name_of
-
-#: Tensors of at least this many bytes go to the external data file when a model is saved with one.
-EXTERNAL_THRESHOLD = 1024
-#: Protobuf cannot hold more than 2 GiB; models above this are saved with external data.
-INLINE_LIMIT = 1_800_000_000
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
@@ -40,7 +29,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
             hint="the file may be truncated, or not be an ONNX protobuf at all",
         ) from error
     check_content(proto, str(path))
-    for tensor in _all_tensors(proto):
+    for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             problem = consts.check_external(tensor, path.parent)
             if problem:
@@ -131,126 +120,6 @@ def _without_data(proto: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def write(
-    proto: onnx.ModelProto, path: Path, base_dir: Path, external_data: bool,
-    pending: Mapping[str, Constant] | None = None,
-) -> None:
-    """Write a ModelProto whose tensors may refer to files in `base_dir`, beside `path`, then rename into place.
-
-    Args:
-        pending: what initializers without content are computed from, by name (`Model.to_proto`).
-    """
-    path = Path(path)
-    folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(f"the folder `{folder}` does not exist", hint="create it first")
-    data_name = path.name + ".data"
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
-    except OSError as error:
-        raise OutputError(f"cannot write to `{folder}`: {error.strerror}") from error
-    os.close(descriptor)
-    temporary_model = Path(temporary)
-    temporary_data = Path(temporary + ".data")
-    try:
-        if external_data:
-            _move_outside(proto, temporary_data, data_name, base_dir, pending or {})
-        else:
-            _bring_inside(proto, base_dir, pending or {})
-        with open(temporary_model, "wb") as file:
-            file.write(proto.SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary_model, 0o666 & ~mask)
-        with _uninterrupted():
-            if external_data:
-                os.replace(temporary_data, folder / data_name)
-            os.replace(temporary_model, path)
-    except OSError as error:
-        raise OutputError(f"cannot write `{path}`: {error.strerror or error}") from error
-    finally:
-        temporary_model.unlink(missing_ok=True)
-        temporary_data.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals wait, where the system can make them, so that a model and its data are renamed both or not at all."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _move_outside(
-    proto: onnx.ModelProto, data_path: Path, data_name: str, base_dir: Path, pending: Mapping[str, Constant]
-) -> None:
-    with open(data_path, "wb") as file:
-        for tensor in proto.graph.initializer:
-            if tensor.data_type == TensorProto.STRING:
-                continue
-            raw = _bytes_of(pending[tensor.name]) if tensor.name in pending else _raw(tensor, base_dir)
-            if len(raw) < EXTERNAL_THRESHOLD:
-                if tensor.data_location == TensorProto.EXTERNAL:
-                    _set_raw(tensor, bytes(raw))
-                continue
-            offset = -(-file.tell() // 4096) * 4096  # pages, so that the file can be mapped
-            file.seek(offset)
-            file.write(raw)
-            for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                tensor.ClearField(field)
-            onnx.external_data_helper.set_external_data(
-                _with_raw(tensor), location=data_name, offset=offset, length=len(raw)
-            )
-            tensor.ClearField("raw_data")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _with_raw(tensor: TensorProto) -> TensorProto:
-    if not tensor.HasField("raw_data"):
-        tensor.raw_data = b""
-    return tensor
-
-
-def _bring_inside(proto: onnx.ModelProto, base_dir: Path, pending: Mapping[str, Constant]) -> None:
-    for tensor in proto.graph.initializer:
-        if tensor.name in pending:
-            tensor.raw_data = bytes(_bytes_of(pending[tensor.name]))
-    for tensor in _all_tensors(proto):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _set_raw(tensor, _raw(tensor, base_dir))
-
-
-def _set_raw(tensor: TensorProto, raw: bytes) -> None:
-    tensor.raw_data = raw
-    tensor.data_location = TensorProto.DEFAULT
-    del tensor.external_data[:]
-
-
-def _bytes_of(value: Constant) -> memoryview:
-    flat: Any = np.ascontiguousarray(consts.array(value)).reshape(-1).view(np.uint8)
-    return memoryview(flat)
-
-
-def _raw(tensor: TensorProto, base_dir: Path) -> bytes:
-    if tensor.data_location == TensorProto.EXTERNAL:
-        info = {entry.key: entry.value for entry in tensor.external_data}
-        with open(base_dir / info["location"], "rb") as file:
-            file.seek(int(info.get("offset", 0)))
-            return file.read(int(info["length"])) if "length" in info else file.read()
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    array = onnx.numpy_helper.to_array(tensor)
-    return onnx.numpy_helper.from_array(array).raw_data
-
-
 def nbytes(tensor: TensorProto) -> int:
     name = name_of(tensor.data_type)
     if name in (None, "string"):
@@ -284,18 +153,26 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
+            if attribute.type == AttributeProto.GRAPH:
                 yield from _all_nodes(attribute.g)
 
 
-def _all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    def of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-        yield from graph.initializer
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.TENSOR:
-                    yield attribute.t
-                elif attribute.type == onnx.AttributeProto.GRAPH:
-                    yield from of_graph(attribute.g)
+def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Initializers and tensors in attributes, those of subgraphs too."""
+    yield from proto.graph.initializer
+    yield from nested_tensors(proto)
 
-    yield from of_graph(proto.graph)
+
+def nested_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Tensors in attributes, and all of subgraphs."""
+
+    def of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.TENSOR:
+                    yield attribute.t
+                elif attribute.type == AttributeProto.GRAPH:
+                    yield from attribute.g.initializer
+                    yield from of_nodes(attribute.g.node)
+
+    yield from of_nodes(proto.graph.node)

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from onnxfuse.graph import consts, edit, files, view
+from onnxfuse.graph import consts, edit, files, saving, view
 from onnxfuse.graph.ir import RULE_KEY, Constant, Deferred, Graph, Node, Variable
 from onnxfuse.graph.types import name_of, onnx_of
 
@@ -106,7 +106,7 @@ class Model:
 
         Args:
             pending: if given, large tensors that are still to be computed are left without content and put here by
-                name, so that `files.write` computes one after the other.
+                name, so that `saving.write` computes one after the other.
         """
         proto = onnx.ModelProto()
         self._pending = pending
@@ -241,8 +241,8 @@ class Model:
         proto = self.to_proto(pending)
         size = sum(files.nbytes(t) for t in proto.graph.initializer)
         if external_data is None:
-            external_data = self.had_external_data or size > files.INLINE_LIMIT
-        files.write(proto, path, self.base_dir, external_data, pending)
+            external_data = self.had_external_data or size > saving.INLINE_LIMIT
+        saving.write(proto, path, self.base_dir, external_data, pending)
 
 
 #: Domains whose functions stand in for kernels that a runtime may have; all others are a way to write a graph down.

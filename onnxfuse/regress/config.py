@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.errors import OutputError, UsageError
+from onnxfuse.errors import UsageError
+from onnxfuse.replacement import write_text
 from onnxfuse.rules import yaml_text
 
 SCHEMA = 1
@@ -234,19 +233,3 @@ def write_baseline(path: Path, models: Mapping[str, Any]) -> None:
     """
     text = json.dumps({"schema": SCHEMA, "models": dict(sorted(models.items()))}, indent=1, sort_keys=True) + "\n"
     write_text(path, text)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside `path` and rename, so that a failure leaves an old file as it was."""
-    temporary = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write `{path}`: {error.strerror or error}", hint="check the folder") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxfuse.errors import InputDataError, OutputError
+from onnxfuse.errors import InputDataError
+from onnxfuse.replacement import replaced
 from onnxfuse.runtime.feeds import InputSpec
 
 
@@ -109,13 +110,5 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) 
     Raises:
         OutputError: it cannot be written.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, target)
-    except OSError as error:
-        raise OutputError(f"cannot write `{path}`: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(Path(path)) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

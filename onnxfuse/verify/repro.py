@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from onnxfuse.errors import OutputError, VerificationError
-from onnxfuse.graph import files
+from onnxfuse.graph import saving
 from onnxfuse.runtime.session import Runner
 from onnxfuse.verify.bisect import Divergence, node_model
 from onnxfuse.verify.compare import compare
@@ -32,7 +32,7 @@ def write(fused: onnx.ModelProto, divergence: Divergence, folder: Path, fused_di
     except OSError as error:
         raise OutputError(f"cannot make the folder `{folder}`: {error.strerror}") from error
     model = node_model(fused, divergence)
-    files.write(model, folder / "model.onnx", fused_dir or Path(), external_data=False)
+    saving.write(model, folder / "model.onnx", fused_dir or Path(), external_data=False)
     arrays = {f"set0/in/{n}": _storable(v) for n, v in divergence.inputs.items()}
     arrays |= {f"set0/out/{n}": _storable(v) for n, v in divergence.expected.items()}
     np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]

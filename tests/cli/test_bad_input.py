@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -141,11 +142,50 @@ def test_output_folder_without_permission(cli, tiny: Path, tmp_path: Path) -> No
     assert outcome.code == 2 and "cannot be written" in outcome.err
 
 
+def test_output_links_that_lead_to_no_file(cli, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for target, says in (("nowhere.onnx", "is a link to `nowhere.onnx`, which does not exist"), ("folder", "is a folder")):
+        link = tmp_path / f"to-{target}.onnx"
+        link.symlink_to(target)
+        for options in (("-o", link), ("-o", tmp_path / "out.onnx", "--report", link)):
+            outcome = cli("optimize", tiny, "--target", "cpu", *options)
+            assert outcome.code == 2 and outcome.err.startswith("error[bad-output]: ") and says in outcome.err
+        assert link.is_symlink() and not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_link_into_a_folder_without_permission(cli, tiny: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    (locked / "real.onnx").write_bytes(b"old")
+    locked.chmod(0o555)
+    (tmp_path / "link.onnx").symlink_to(locked / "real.onnx")
+    outcome = cli("optimize", tiny, "-o", tmp_path / "link.onnx", "--target", "cpu")
+    assert outcome.code == 2 and "cannot be written" in outcome.err and str(locked) in outcome.err
+    assert (locked / "real.onnx").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("data", ["--inline-data", "--external-data"])
+def test_an_output_link_is_written_through(cli, tiny: Path, tmp_path: Path, data: str) -> None:
+    (tmp_path / "store").mkdir()
+    real, link, report = tmp_path / "store" / "real.onnx", tmp_path / "link.onnx", tmp_path / "report.json"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    (tmp_path / "store" / "report.json").write_text("old")
+    report.symlink_to("store/report.json")
+    outcome = cli("optimize", tiny, "-o", link, "--target", "cpu", data, "--report", report)
+    assert outcome.code == 0, outcome.err
+    assert link.is_symlink() and report.is_symlink() and json.loads(report.read_text())["output"] == str(link)
+    assert cli("verify", tiny, link).code == 0 and cli("verify", tiny, real).code == 0
+    again = cli("optimize", link, "-o", real, "--target", "cpu")
+    assert again.code == 2 and "same file" in again.err
+
+
 def test_a_full_disk(cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("onnxfuse.graph.files.os.fsync", full)
+    monkeypatch.setattr("onnxfuse.replacement.os.fsync", full)
     refused(cli, tiny, tmp_path, says="No space left on device", error="bad-output")
 
 
