@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxfuse.analysis.poly import Atom, Index, Poly
+from onnxfuse.graph import types
 from onnxfuse.graph.ir import Value
 
 
@@ -171,6 +172,7 @@ def is_bool(e: Expr) -> bool:
         isinstance(e, Sign)
         or (isinstance(e, Lit) and isinstance(e.value, bool))
         or (isinstance(e, Op) and e.name in ("and", "or", "not", "truthy", "Less", "LessOrEqual", "Equal", "IsNaN"))
+        or (isinstance(e, Elem) and types.name_of(e.source.dtype) == "bool")
     )
 
 

@@ -18,8 +18,8 @@ from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.expr import Elem, Expr, Lit, Op, Sign
 from onnxfuse.analysis.poly import Atom, Index, Poly
 from onnxfuse.analysis.sizes import Sized, UnknownSizeError, dtype_of, present_in
-from onnxfuse.graph import types
-from onnxfuse.graph.ir import Value
+from onnxfuse.graph import consts, types
+from onnxfuse.graph.ir import Constant, Value
 
 #: Names of the index variables, from the last axis backwards.
 AXES = ("k", "q", "h", "b")
@@ -183,6 +183,21 @@ def analyze(mask: Value, elements: Elements | None = None) -> MaskFacts | None:
     else:
         terms = [t for part in _summands(element) for t in _term(part)]
     return MaskFacts(sizes, boolean, tuple(terms), element, dtype_of(mask))
+
+
+def zero_or_one(mask: Value, elements: Elements | None = None) -> bool:
+    """Whether every element of a mask of rank 1 to 4 is 0 or 1, whatever the inputs are."""
+    facts = analyze(mask, elements)
+    return facts is not None and not facts.boolean and _only_zeros_and_ones(facts.expression)
+
+
+def _only_zeros_and_ones(e: Expr) -> bool:
+    if isinstance(e, Op) and e.name == "where":
+        return all(_only_zeros_and_ones(part) for part in e.args[1:])
+    if isinstance(e, Elem) and isinstance(e.source, Constant):
+        content = consts.array(e.source)
+        return bool(np.isin(content, (0, 1)).all())
+    return expr.literal(e) in (0, 1)
 
 
 def _summands(e: Expr) -> list[Expr]:

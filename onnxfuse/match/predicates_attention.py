@@ -56,6 +56,26 @@ def hiding_number(scope: Scope, scores: Value, yes: float, no: float) -> Outcome
 
 
 @predicate
+def product_below(scope: Scope, first: float, second: float, *, limit: float) -> Outcome:
+    """of: two captured numbers; with `limit`
+    holds: their product is below the limit
+    results: `product`: it
+    """
+    product = float(first) * float(second)
+    return {"product": product} if product < limit else Refused(f"a number below {limit}", product)
+
+
+@predicate
+def zero_or_one(scope: Scope, value: Value) -> Outcome:
+    """of: a value
+    holds: every element provably is 0 or 1
+    """
+    if masks.zero_or_one(value, _elements(scope)):
+        return {}
+    return Refused("only zeros and ones", f"`{value.name}`")
+
+
+@predicate
 def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: Any) -> Outcome:
     """of: a mask; the dims of the queries, of all keys, and of the cached keys (0: no cache)
     holds: the mask provably hides exactly the keys after each query, or besides those before a sliding window

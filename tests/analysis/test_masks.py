@@ -252,3 +252,27 @@ def test_a_different_mask_is_seen_as_different(old: str, new: str) -> None:
     facts = masks.analyze(model.graph.outputs[0])
     assert facts is not None
     assert (facts.causal_offset(), facts.window()) != (P, Window(3, P))
+
+
+@pytest.mark.parametrize(
+    ("body", "holds"),
+    [
+        ("m = Cast <to=1> (seen)", True),
+        ("t = Cast <to=1> (seen) m = Sub (one, t)", True),
+        ("m = Slice (band, zero, end, axes)", True),
+        ("m = Slice (other, zero, end, axes)", False),
+        ("m = Slice (any, zero, end, axes)", True),
+        ("t = Cast <to=1> (seen) m = Add (one, t)", False),
+        ("m = Cast <to=1> (numbers)", False),
+    ],
+)
+def test_zeros_and_ones(body: str, holds: bool) -> None:
+    """What a boolean becomes, and tables of zeros and ones, with or without a pattern."""
+    graph = f"""g (bool[B,1,S,S] seen, int64[B,1,S,S] numbers, int64[1] s) => (m)
+        <float one = {{1}}, int64[1] zero = {{0}}, int64[1] axes = {{0}}, float[3,2] band = {{1, 0, 1, 1, 1, 1}},
+         float[3,2] any = {{1, 0, 0, 1, 1, 1}}, float[3,2] other = {{1, 0, 2, 1, 1, 1}}, int64[1] end = {{2}}>
+        {{ {body} }}"""
+    model = Model(parse_graph(graph, 18))
+    shapes.infer(model)
+    (mask,) = model.graph.outputs
+    assert masks.zero_or_one(mask) is holds

@@ -27,6 +27,13 @@ def test_a_ratio_is_positive() -> None:
         assert isinstance(REGISTRY["positive_ratio"](ANY, *wrong), Refused)
 
 
+def test_a_product_below_a_limit() -> None:
+    below = REGISTRY["product_below"]
+    assert below(ANY, 1e4, -1, limit=-1000) == {"product": -1e4}
+    for wrong in ((1e4, 1), (10, -1), (0, -1)):
+        assert isinstance(below(ANY, *wrong, limit=-1000), Refused)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_very_low_number_becomes_the_lowest(dtype: str) -> None:
     scores = Variable("s", dtype=dtype)
