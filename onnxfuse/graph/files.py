@@ -16,7 +16,8 @@ from onnxfuse.graph.types import name_of
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Read and check a model file; external data stays outside (and is checked to be there)."""
+    """Read and check a model file; external data stays outside (and is checked to be there), at locations relative to
+    the folder of the file itself, where `path` is a link."""
     if not path.exists():
         raise ModelError(f"no such file: `{path}`", hint="check the path")
     if path.is_dir():
@@ -29,12 +30,25 @@ def read_proto(path: Path) -> onnx.ModelProto:
             hint="the file may be truncated, or not be an ONNX protobuf at all",
         ) from error
     check_content(proto, str(path))
+    folder = path.resolve().parent
     for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
-            problem = consts.check_external(tensor, path.parent)
+            if path.is_symlink():
+                _find_behind_links(tensor, path.parent, folder)
+            problem = consts.check_external(tensor, folder)
             if problem:
                 raise ExternalDataError(problem, where=str(path), hint="keep the data file beside the .onnx file")
     return proto
+
+
+def _find_behind_links(tensor: TensorProto, link_folder: Path, folder: Path) -> None:
+    """Name the data of a model that is a link as it is called in the model's own folder: download caches keep both
+    under other names there, with a link to each where they are used. ONNX Runtime follows them as well."""
+    location = next((entry for entry in tensor.external_data if entry.key == "location"), None)
+    if location is not None:
+        file = link_folder / location.value
+        if file.is_symlink() and file.exists() and file.resolve().is_relative_to(folder):
+            location.value = file.resolve().relative_to(folder).as_posix()
 
 
 def check_content(proto: onnx.ModelProto, where: str) -> None:

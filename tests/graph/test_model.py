@@ -194,6 +194,24 @@ def test_external_data_may_not_leave_the_folder(tmp_path: Path, location: str) -
         model.load(path)
 
 
+def test_links_to_a_model_and_its_data(tmp_path: Path) -> None:
+    """As download caches lay them out."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    big_model(tmp_path, 3.0)
+    (tmp_path / "big.onnx").rename(tmp_path / "blobs" / "a1")
+    (tmp_path / "big.bin").rename(tmp_path / "blobs" / "b2")
+    (tmp_path / "snapshot" / "big.onnx").symlink_to("../blobs/a1")
+    (tmp_path / "snapshot" / "big.bin").symlink_to("../blobs/b2")
+    model.load(tmp_path / "snapshot" / "big.onnx").save(tmp_path / "out.onnx")
+    assert numpy_helper.to_array(onnx.load(tmp_path / "out.onnx").graph.initializer[0])[0, 0] == 3.0
+    (tmp_path / "secret").write_bytes(bytes(128 * 128 * 4))
+    (tmp_path / "snapshot" / "big.bin").unlink()
+    (tmp_path / "snapshot" / "big.bin").symlink_to("../secret")
+    with pytest.raises(ExternalDataError, match="is missing"):
+        model.load(tmp_path / "snapshot" / "big.onnx")
+
+
 def test_external_data_missing_or_short(tmp_path: Path) -> None:
     path = big_model(tmp_path)
     (tmp_path / "big.bin").write_bytes(b"123")
