@@ -72,13 +72,17 @@ def latest(rows: Sequence[Row]) -> dict[int, dict[str, Row]]:
     return dict(sorted(found.items()))
 
 
+def before_and_after(variants: dict[str, Row]) -> tuple[Row, Row]:
+    """ONNX Runtime's row and ours, of one run."""
+    return variants[BASELINE], variants.get(TUNED) or variants[OURS]
+
+
 def verdict(rows: Sequence[Row]) -> str:
     """One line a token count: how fast, how much above the floor, and what each fusion brings."""
     lines = []
     for tokens, variants in latest(rows).items():
-        ours = variants.get(TUNED) or variants[OURS]
-        time, floor = float(ours["median_ms"]), float(ours["floor_ms"])
-        base = float(variants[BASELINE]["median_ms"])
+        before, ours = before_and_after(variants)
+        time, floor, base = float(ours["median_ms"]), float(ours["floor_ms"]), float(before["median_ms"])
         beaten = time < min(base, EARLIER_MS.get(tokens, base))
         line = (f"{'met' if beaten else 'missed':7s} {tokens} tokens: {time:.3f} ms, ONNX Runtime {base:.3f} "
                 f"(x{base / time:.2f}), floor {floor:.3f} (+{(time / floor - 1) * 100:.0f} %)")  # fmt: skip
