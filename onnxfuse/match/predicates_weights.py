@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from onnxfuse.graph import consts
@@ -20,6 +23,8 @@ _LIMITS = {
 #: weight that a model could have been trained to.
 _WIDE = frozenset({"float32", "bfloat16"})
 _ORDINARY = (2.0**-40, 2.0**40)
+#: Clamping a vector's length from below by at most so much only matters for the zero vector.
+_LEAST_LENGTH = 1e-11
 #: So many slices of a matrix are read first; they bound its columns' sizes from below.
 _SAMPLE = 64
 
@@ -57,6 +62,39 @@ matrix's layout
     holds: as `fits_scaled`
     """
     return _fits(weight, factor, divided, None, layout, per_row=True)
+
+
+@predicate
+def multiple_of_mean(
+    scope: Scope, factor: float, divisor: float, summed: int, dim: Any, epsilon: float
+) -> Outcome:
+    """of: a factor, a divisor, whether the mean is a sum (0 or 1), a dim, a number added to it
+    holds: factor × the mean (or the sum) over the (known) dim / divisor is a positive multiple a of the mean
+    results: `gain`: 1/√a; `epsilon`: the number / a
+    """
+    if not isinstance(dim, int) or dim <= 0:
+        return Refused("a known size", dim)
+    if not float(divisor):
+        return Refused("a divisor other than 0", divisor)
+    multiple = float(factor) / float(divisor) * (dim if summed else 1)
+    if not 0 < multiple < math.inf:
+        return Refused("a positive multiple", multiple)
+    return {"gain": multiple**-0.5, "epsilon": float(epsilon) / multiple}
+
+
+@predicate
+def length_as_mean(scope: Scope, least: float, dim: Any) -> Outcome:
+    """of: the least length that a vector is divided by, a dim (the vector's)
+    holds: the dim is known, and the least length is so small (1e-11) that no vector but zero is shorter in practice
+    results: `gain`: 1/√dim; `epsilon`: least² / dim, which added to the mean of squares keeps zero from being divided \
+by zero and changes no longer vector
+    """
+    if not isinstance(dim, int) or dim <= 0:
+        return Refused("a known size", dim)
+    epsilon = float(least) ** 2 / dim
+    if not 0 <= float(least) <= _LEAST_LENGTH or 0 < epsilon < _LIMITS["float32"][1]:
+        return Refused(f"a length from 1e-18 to {_LEAST_LENGTH:g}, or 0", least)
+    return {"gain": dim**-0.5, "epsilon": epsilon}
 
 
 def _fits(

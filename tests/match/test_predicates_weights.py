@@ -104,3 +104,36 @@ def test_number_or_row(shape: tuple[int, ...], goal: tuple[int, ...], holds: boo
     value = Variable("y", np.float32, list(goal))
     outcome = REGISTRY["number_or_row"](None, constant(np.ones(shape)), value)
     assert (not isinstance(outcome, Refused)) is holds
+
+
+def outcome(name: str, *arguments: object) -> dict[str, float] | None:
+    found = REGISTRY[name](None, *arguments)
+    return None if isinstance(found, Refused) else found
+
+
+def test_a_multiple_of_the_mean() -> None:
+    x = RNG.standard_normal(16)
+    for factor, divisor, summed in ((16, 15, 0), (1, 1, 1), (0.5, 4, 1), (1, 1, 0)):
+        found = outcome("multiple_of_mean", factor, divisor, summed, 16, 1e-3)
+        assert found is not None
+        total = (x * x).sum() if summed else (x * x).mean()
+        wanted = x / np.sqrt(factor * total / divisor + 1e-3)
+        np.testing.assert_allclose(found["gain"] * x / np.sqrt((x * x).mean() + found["epsilon"]), wanted, rtol=1e-12)
+    for refused in ((1, 0, 0, 16, 0), (-1, 1, 0, 16, 0), (0, 1, 0, 16, 0), (1, 1, 0, "B", 0), (1, 1, 0, 0, 0)):
+        assert outcome("multiple_of_mean", *refused) is None
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-8, 1.0, 1e8])
+def test_a_clamped_length(length: float) -> None:
+    found = outcome("length_as_mean", 1e-12, 16)
+    assert found is not None
+    x = RNG.standard_normal(16)
+    x *= length / np.linalg.norm(x)
+    wanted = x / max(np.linalg.norm(x), 1e-12)
+    np.testing.assert_allclose(found["gain"] * x / np.sqrt((x * x).mean() + found["epsilon"]), wanted, rtol=1e-7)
+
+
+def test_lengths_that_a_vector_could_have_are_refused() -> None:
+    assert outcome("length_as_mean", 0.0, 16) == {"gain": 0.25, "epsilon": 0.0}
+    for least, dim in ((1e-6, 16), (-1.0, 16), (1e-30, 16), (1e-12, "B"), (1e-12, 0)):
+        assert outcome("length_as_mean", least, dim) is None
