@@ -1,31 +1,76 @@
 #!/bin/sh
 # Builds, tests, tunes and measures on the GPU of this machine:  benchmarks/gpu_all.sh RESULTS_DIR
-# Each step has a time limit and none stops the others; STEPS="variants tune llama" runs only those. Needs nvcc, CMake, ninja, PyTorch and ONNX Runtime's CUDA wheel.
+#
+# STEPS="scan ops" runs only those; each has a time limit and none stops the others:
+#   build     the library, unless ONNXFUSE_LIBRARY names one
+#   prepare   in the background: the models of `llama` and `tune`, and Inductor's cache for `ops`
+#   variants  every kernel variant once;  tests  the GPU tests
+#   scan      plans for the benchmark's shapes, into plans.json, which the later steps use if it is there
+#   ops       the op benchmark and its verdict (OPS_SECONDS, OPS_OPTIONS)
+#   tune      `onnxfuse tune` on a 4-layer Llama;  llama  that model, and without one fusion at a time (LLAMA_OPTIONS)
+#   memcheck, racecheck, initcheck  NVIDIA's checkers; not part of a run of all steps
+# What a step prints goes to session.log, the end of it to the terminal. COMMIT is recorded where git is not at hand.
+# Needs PyTorch and ONNX Runtime's CUDA wheel, and to build nvcc, CMake and ninja.
 results=$(mkdir -p "${1:?usage: gpu_all.sh RESULTS_DIR}" && cd "$1" && pwd)
 cd "$(dirname "$0")/.." || exit 2
 build=${BUILD_DIR:-/tmp/onnxfuse-build}
-step() {
-  limit=$1 name=$2 start=$(date +%s)
+steps=" ${STEPS:-build prepare variants tests scan ops tune llama} "
+commit="--commit ${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}"
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:$PYTHONPATH"
+
+wanted() { case "$steps" in *" $1 "*) return 0 ;; *) return 1 ;; esac }
+finish() {  # NAME CODE START LOG: keeps the log, shows its end
+  echo "== $1: exit $2, $(($(date +%s) - $3)) s" | tee -a "$results/session.log"
+  cat "$4" >> "$results/session.log"
+  tail -n "${LINES_SHOWN:-12}" "$4" | cut -c1-200
+}
+step() {  # LIMIT NAME COMMAND...
+  limit=$1 name=$2 start=$(date +%s) log="$build.$2.log"
   shift 2
-  case " build ${STEPS:-$name} " in *" $name "*) ;; *) return 0 ;; esac
-  timeout "$limit" "$@" > "$build.log" 2>&1
+  wanted "$name" || return 0
+  timeout -k 5 "$limit" "$@" > "$log" 2>&1
   code=$?
-  echo "== $name: exit $code, $(($(date +%s) - start)) s" | tee -a "$results/session.log"
-  cat "$build.log" >> "$results/session.log"
-  tail -n "${LINES_SHOWN:-12}" "$build.log" | cut -c1-220
+  finish "$name" $code "$start" "$log"
   return $code
 }
 
-step 120 build sh -c "cmake -S custom_ops -B $build -G Ninja -DONNXFUSE_CUDA=ON && ninja -C $build" || exit 1
-export ONNXFUSE_LIBRARY="$build/libonnxfuse_ops.so" PYTHONPATH="$PWD:$PYTHONPATH"
-skip=""
-step 40 variants python3 tests/cuda/sanitize.py || skip="--skip tile9 tile10 tile11 tile12 tile13"
-step 90 tests python3 -m pytest tests/cuda --confcutdir=tests/cuda -q
-LINES_SHOWN=40 step 80 tune python3 benchmarks/tune_shapes.py --suite ${TUNE_SUITES:-llama swiglu layer-norm} -o "$results/tuning.json" $skip
-export ONNXFUSE_TUNING="$results/tuning.json"
-LINES_SHOWN=60 step "${LLAMA_SECONDS:-220}" llama python3 benchmarks/bench_llama.py --results "$results/llama.csv" $LLAMA_OPTIONS
-ops="python3 benchmarks/bench_op.py --results $results/ops.csv --commit ${COMMIT:-unknown}"
-LINES_SHOWN=60 step 80 ops $ops --no-compile --suite swiglu decode activation layer-norm
-LINES_SHOWN=40 step 90 norm-linear $ops --suite norm-linear  # with torch.compile: seconds a shape
-step 60 memcheck compute-sanitizer --tool memcheck --error-exitcode 3 python3 tests/cuda/sanitize.py
-step 60 racecheck compute-sanitizer --tool racecheck --error-exitcode 3 python3 tests/cuda/sanitize.py
+if [ -z "$ONNXFUSE_LIBRARY" ]; then
+  step 150 build sh -c "cmake -S custom_ops -B $build -G Ninja -DONNXFUSE_CUDA=ON && ninja -C $build" || exit 1
+  export ONNXFUSE_LIBRARY="$build/libonnxfuse_ops.so"
+fi
+work=${LLAMA_WORK:-/tmp/bench_llama}
+llama="python3 benchmarks/bench_llama.py --work $work --ablate $commit $LLAMA_OPTIONS"
+ops="python3 benchmarks/bench_op.py $OPS_OPTIONS"
+if wanted prepare; then
+  prepare_start=$(date +%s)
+  timeout -k 5 150 $llama --prepare > "$build.models.log" 2>&1 &
+  models=$!
+  timeout -k 5 100 $ops --compile-cache "${COMPILE_PROCESSES:-8}" --deadline 80 > "$build.cache.log" 2>&1 &
+  cache=$!
+fi
+step 60 variants python3 tests/cuda/sanitize.py
+step 120 tests python3 -m pytest tests/cuda --confcutdir=tests/cuda -q
+if wanted prepare; then  # nothing may run beside what is timed
+  wait $models
+  finish models $? "$prepare_start" "$build.models.log"
+  wait $cache
+  finish cache $? "$prepare_start" "$build.cache.log"
+fi
+plans="$results/plans.json"
+LINES_SHOWN=20 step $((${SCAN_SECONDS:-150} + 30)) scan $ops --suite norm-linear activation swiglu decode layer-norm llama \
+  --scan "$plans" --scan-only --scan-seconds "${SCAN_SECONDS:-150}"
+tuned=""
+[ -f "$plans" ] && tuned="--tuned $plans"
+LINES_SHOWN=32 step $((${OPS_SECONDS:-210} + 30)) ops $ops --peers torch --deadline "${OPS_SECONDS:-210}" $tuned $commit \
+  --results "$results/op_h200.csv"
+for name in llama tune_h200; do  # these are continued, the ops are measured anew
+  [ -f "benchmarks/results/$name.csv" ] && [ ! -f "$results/$name.csv" ] && cp "benchmarks/results/$name.csv" "$results/"
+done
+LINES_SHOWN=8 step 300 tune python3 benchmarks/tune_model.py "$work/onnxfuse.onnx" -o "$results/tuning.json" $commit \
+  --results "$results/tune_h200.csv"
+[ -f "$plans" ] && export ONNXFUSE_TUNING="$plans"
+LINES_SHOWN=40 step 200 llama $llama --reuse --results "$results/llama.csv"
+unset ONNXFUSE_TUNING
+for tool in memcheck racecheck initcheck; do
+  step 90 $tool compute-sanitizer --tool $tool --error-exitcode 3 python3 tests/cuda/sanitize.py
+done

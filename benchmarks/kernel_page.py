@@ -174,8 +174,8 @@ def measured(ops: Sequence[Row], models: Sequence[llama_rows.Row], tuned: Sequen
             "does not hold them; \"bare\" is cuBLAS' product of the same shape in the same run, in the better of both",
             "layouts of the weight, with no norm, bias, activation or residual. Both take turns, and the ratio is the",
             "median over the rounds: the clock under load moves both by up to 10 %. Eager PyTorch is a graph too, but",
-            f"for \"launched\". Copy bandwidth: {_span(copies)} TB/s. Rows in `benchmarks/results/op_h200.csv`, made by",
-            "`benchmarks/bench_op.py`.", "",
+            f"for \"launched\". Copy bandwidth: {_span(copies)} TB/s. Rows in `benchmarks/results/op_h200.csv`,",
+            "made by `benchmarks/bench_op.py`.", "",
         ]  # fmt: skip
         for suite in TITLES:
             lines += op_table(suite, rows)
