@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from onnxfuse import destination, pipeline, report
+from onnxfuse import destination, in_place_cache, pipeline, report
 from onnxfuse.errors import InputDataError, UsageError, VerificationError
 from onnxfuse.graph import files, saving
 from onnxfuse.graph import model as models
@@ -93,6 +93,7 @@ def optimize(
     seed: int = 0,
     verify_sets: int | None = None,
     stop_after: str | None = None,
+    kv_cache: str = "separate",
     dry_run: bool = False,
     external_data: bool | None = None,
     custom_ops: Iterable[PathText] = (),
@@ -116,6 +117,8 @@ def optimize(
         verify_sets: at most so many input sets.
         stop_after: `canonicalize`, `lift`, `fuse` or `lower`; the ops of earlier stages come with their function
             bodies, so that the model runs.
+        kv_cache: `separate`: a key/value cache keeps its inputs and outputs as they are; `shared`: past and present lie
+            in one buffer, which the model writes in place (docs/guides/kv-cache.md).
         dry_run: do everything but write.
         external_data: keep big tensors in `<out>.data`; by default as the source does, or when they do not fit.
         custom_ops: custom-op libraries that the model or the rules need.
@@ -124,6 +127,7 @@ def optimize(
     Raises:
         VerificationError: the result could not be shown to be right (nothing was written). Its attribute `report` holds
             the report.
+        KvCacheError: `kv_cache="shared"`, and the model's cache cannot be kept in place; the text says why.
         OnnxfuseError: bad input; see docs/reference/errors.md.
     """
     source = None if isinstance(model, onnx.ModelProto) else Path(model)
@@ -135,17 +139,21 @@ def optimize(
         target=pipeline.resolve_target(target), rules=tuple(os.fspath(r) for r in rules), disable=frozenset(disable),
         exclude_nodes=frozenset(exclude_nodes), stop_after=stop_after or "lower",
     )
+    in_place_options = in_place_cache.options(options, kv_cache)
     shapes = dict(input_shapes) if isinstance(input_shapes, Mapping) else archive.parse_shapes(input_shapes)
     ruleset = pipeline.rule_set(options)
     original = model if isinstance(model, onnx.ModelProto) else files.read_proto(Path(model))
     if out is not None:
         destination.check_apart(Path(out), source, original)
     pipeline.check_node_names(original, options.exclude_nodes)
+    libraries = [os.fspath(library) for library in custom_ops]
 
     builder = Builder(original if source is None else source, options, ruleset, progress)
+    # First, so that a model whose cache cannot be shared is refused at once.
+    in_place = builder.build(in_place_options) if in_place_options is not None else None
     built = builder.build()
     seconds = dict(built.seconds)
-    checked, failure = None, None
+    checked, failure, verifier = None, None, None
     if verify:
         started = _begin(progress, "verify")
         inputs_file = None if inputs is None else Path(inputs)
@@ -153,7 +161,7 @@ def optimize(
             verifier = Verifier(
                 original, base_dir=source.resolve().parent if source is not None else None, provider=builder.provider,
                 seed=seed, shapes=shapes, inputs=inputs_file, limit=verify_sets,
-                custom_ops=[os.fspath(library) for library in custom_ops],
+                custom_ops=libraries,
             )
             if save_inputs is not None:
                 archive.save_npz(save_inputs, [s.feeds for s in verifier.sets])
@@ -162,9 +170,14 @@ def optimize(
             if isinstance(error, InputDataError) and (inputs is not None or shapes):
                 raise
             failure = VerificationError(error.message, where=error.where, hint=error.hint)
-            checked = Checked(built, Verdict("unverified", problems=[error.message]))
+            checked = Checked(built, Verdict("unverified", problems=[error.message]), options)
         built = checked.built
         seconds["verify"] = _elapsed(started)
+    generation = None
+    if in_place is not None:
+        started = _begin(progress, "verify")
+        built, generation = in_place_cache.settle(builder, original, in_place, checked, verifier, seed, libraries)
+        seconds["verify"] = round(seconds.get("verify", 0.0) + _elapsed(started), 6)
     final = built
     verdict = checked.verdict if checked else None
     result = Result({}, verdict, None, lambda pending: builder.proto(final, pending), original, source)
@@ -183,7 +196,8 @@ def optimize(
         reverted=[entry.as_dict() for entry in checked.reverted] if checked else [], seconds=seconds,
         sizes=_sizes(source, original, light, result.path),
         options={"disable": sorted(options.disable), "exclude_nodes": sorted(options.exclude_nodes), "seed": seed,
-                 "stop_after": options.stop_after, "rules": list(options.rules)},
+                 "stop_after": options.stop_after, "rules": list(options.rules), "kv_cache": kv_cache},
+        kv_cache=in_place_cache.as_dict(built, generation),
     )
     if not accepted:
         assert result.verdict is not None

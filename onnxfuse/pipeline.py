@@ -22,7 +22,7 @@ from onnxfuse.graph.sharing import share_constants
 from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.lower.lower import lower
-from onnxfuse.lower.shared_cache import SharedCache, share
+from onnxfuse.lower.shared_cache import SharedCache, lift_attention, share
 from onnxfuse.ops.opdef import FUSED_DOMAIN, STD_DOMAIN, TensorType
 from onnxfuse.rewrite import driver
 from onnxfuse.rules.loading import RuleSet
@@ -197,6 +197,8 @@ def _build(
     clock.begin("canonicalize")
     canonicalize.run(model)
     shapes.check_outputs(model, _name_of(source))
+    if options.kv_cache == "shared":
+        lift_attention(model)
     for stage in ("lift", "fuse"):
         if STAGES.index(options.stop_after) < STAGES.index(stage):
             break

@@ -46,6 +46,7 @@ def build(
     applied: Sequence[tuple[str, str]], blocks: Mapping[str, Any], blocks_lowered: Mapping[str, Any],
     lowering: Mapping[str, Any], verify: Mapping[str, Any], reverted: Sequence[Mapping[str, Any]],
     seconds: Mapping[str, float], sizes: Mapping[str, int], options: Mapping[str, Any],
+    kv_cache: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON report, schema 1; docs/reference/report.md describes the keys."""
     ops = count_ops(proto)
@@ -62,6 +63,7 @@ def build(
         "blocks": dict(blocks),
         "blocks_lowered": dict(blocks_lowered),
         "lowering": dict(lowering),
+        "kv_cache": None if kv_cache is None else dict(kv_cache),
         "verify": dict(verify),
         "reverted": [dict(entry) for entry in reverted],
         "seconds": dict(seconds),
@@ -98,9 +100,24 @@ def summary(report: Mapping[str, Any]) -> str:
         lines.append(f"  reverted {entry['rule']} {what}: {entry['problem']}")
     elsewhere = report["target"].startswith("cuda") and report["verify"].get("provider") == "cpu"
     lines.append(verify_line(report["verify"]) + (", run on CPU" if elsewhere else ""))
+    if report.get("kv_cache"):
+        lines.append(cache_line(report["kv_cache"]))
     if report["output"]:
         lines.append(f"written: {report['output']}")
     return "\n".join(lines)
+
+
+def cache_line(cache: Mapping[str, Any]) -> str:
+    """One line about caches in shared buffers."""
+    fed = f"tokens counted by `{cache['mask']}`" if cache["mask"] else ""
+    if cache["added_inputs"]:
+        fed = "new inputs " + ", ".join(f"`{name}`" for name in cache["added_inputs"])
+    text = f"cache: {len(cache['caches'])} buffers of `{cache['length']}` rows, past and present in one"
+    text += f"; {fed}" if fed else ""
+    generation = cache["generation"]
+    if generation["status"] in ("passed", "structure-only"):
+        text += f"; generates as the original in {len(generation['runs'])} runs"
+    return text
 
 
 def verify_line(verify: Mapping[str, Any]) -> str:

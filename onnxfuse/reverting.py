@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from onnxfuse.runtime import oracle
 from onnxfuse.runtime.session import IN_MEMORY_LIMIT, cuda_works
 from onnxfuse.verify import Verdict, Verifier, offenders
 from onnxfuse.verify.check import weight_bytes
+from onnxfuse.verify.generation import GenerationCheck, GenerationVerdict
 
 #: Rounds of "find what is wrong, take it back, check again".
 MAX_ROUNDS = 5
@@ -48,10 +50,11 @@ class Reverted:
 
 @dataclass
 class Checked:
-    """A build with its verification, and what had to be taken back for it."""
+    """A build with its verification, and what had to be taken back for it; `options` are those of the build."""
 
     built: pipeline.Build
     verdict: Verdict
+    options: pipeline.Options
     reverted: list[Reverted] = field(default_factory=list)
 
 
@@ -95,23 +98,32 @@ class Builder:
         return proto
 
     def check(self, verifier: Verifier, built: pipeline.Build, only: Sequence[str] | None = None) -> Verdict:
+        with self._to_run(built) as (proto, base_dir):
+            return verifier.check(proto, base_dir=base_dir, only=only, must_run=self.at_home)
+
+    def check_generation(self, check: GenerationCheck, built: pipeline.Build) -> GenerationVerdict:
+        """Hold a build whose caches lie in shared buffers to the original."""
+        with self._to_run(built) as (proto, base_dir):
+            return check.check(proto, base_dir=base_dir, must_run=self.at_home)
+
+    @contextmanager
+    def _to_run(self, built: pipeline.Build) -> Iterator[tuple[onnx.ModelProto, Path]]:
+        """The model for ONNX Runtime, and the folder of its data."""
         pending: dict[str, Constant] = {}
         proto, base_dir = self.proto(built, pending), built.model.base_dir
         if weight_bytes(proto) <= IN_MEMORY_LIMIT:
-            if pending:
-                proto = self.proto(built)
-            return verifier.check(proto, base_dir=base_dir, only=only, must_run=self.at_home)
+            yield (self.proto(built) if pending else proto), base_dir
+            return
         # ONNX Runtime maps a file, where a model in memory would be held several times.
         with tempfile.TemporaryDirectory(prefix="onnxfuse-") as folder:
             path = Path(folder) / "model.onnx"
             saving.write(proto, path, base_dir, external_data=True, pending=pending)
             del proto
-            light = onnx.load(path, load_external_data=False)
-            return verifier.check(light, base_dir=Path(folder), only=only, must_run=self.at_home)
+            yield onnx.load(path, load_external_data=False), Path(folder)
 
     def checked(self, verifier: Verifier, built: pipeline.Build) -> Checked:
         """Check a build, and take back what is wrong until the rest is right, or nothing more can be taken back."""
-        result = Checked(built, self.check(verifier, built))
+        result = Checked(built, self.check(verifier, built), self.options)
         options = self.options
         for _ in range(MAX_ROUNDS):
             if result.verdict.status != "failed":
@@ -125,7 +137,7 @@ class Builder:
                     options = options.without([entry.rule])
                 else:
                     options = options.without(exclude_sites=[(entry.rule, site) for site in entry.sites])
-            result.built = self.build(options)
+            result.options, result.built = options, self.build(options)
             result.verdict = self.check(verifier, result.built)
         return result
 

@@ -29,6 +29,8 @@ _STAGES = ("canonicalize", "lift", "fuse", "lower")
 @options.inputs_options
 @options.custom_ops_option
 @click.option("--stop-after", type=click.Choice(_STAGES), help="Write what is there after this stage.")
+@click.option("--kv-cache", type=click.Choice(["separate", "shared"]), default="separate", show_default=True,
+              help="shared: past and present of a key/value cache lie in one buffer, which each step writes in place.")
 @click.option("--external-data/--inline-data", default=None,
               help="Keep big tensors in OUT.data, or inside; default: as MODEL does, or as size demands.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
@@ -40,8 +42,8 @@ def optimize_command(
     model: str, output: str | None, target: str, rule_paths: tuple[str, ...], disable: tuple[str, ...],
     exclude_node: tuple[str, ...], no_verify: bool, allow_unverified: bool, verify_sets: int | None,
     inputs: str | None, input_shapes: tuple[str, ...], save_inputs: str | None, seed: int,
-    custom_ops: tuple[str, ...], stop_after: str | None, external_data: bool | None, dry_run: bool, fail_on_none: bool,
-    report_path: str | None, as_json: bool, quiet: bool, verbose: int,
+    custom_ops: tuple[str, ...], stop_after: str | None, kv_cache: str, external_data: bool | None, dry_run: bool,
+    fail_on_none: bool, report_path: str | None, as_json: bool, quiet: bool, verbose: int,
 ) -> int:
     """Fuse the blocks of MODEL, compare the result with the original, and write it.
 
@@ -54,6 +56,7 @@ def optimize_command(
       onnxfuse optimize model.onnx -o fused.onnx --target cuda:sm90 --report report.json
       onnxfuse optimize model.onnx --disable rms-norm --exclude-node /layers.3/mlp/Mul
       onnxfuse optimize model.onnx --inputs real-inputs.npz
+      onnxfuse optimize decoder.onnx --kv-cache shared
 
     Exit codes: 0 written (or dry run); 1 not verified, or nothing fused with --fail-on-none; 2 bad input.
     """
@@ -72,8 +75,8 @@ def optimize_command(
             result = optimize(
                 model, destination, target=target, rules=rule_paths, disable=disable, exclude_nodes=exclude_node,
                 verify=not no_verify, allow_unverified=allow_unverified, input_shapes=input_shapes, inputs=inputs,
-                save_inputs=save_inputs, seed=seed, verify_sets=verify_sets, stop_after=stop_after, dry_run=dry_run,
-                external_data=external_data, custom_ops=custom_ops, progress=progress,
+                save_inputs=save_inputs, seed=seed, verify_sets=verify_sets, stop_after=stop_after,
+                kv_cache=kv_cache, dry_run=dry_run, external_data=external_data, custom_ops=custom_ops, progress=progress,
             )
         except VerificationError as error:
             if error.report is not None and report_path is not None:

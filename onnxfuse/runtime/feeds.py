@@ -143,7 +143,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("batch", r"batch|^(b|n|bs)$"),
-        ("total", r"total|full_len|kv_(seq|len)|key_len|context_len|^(t_total|kv)$"),
+        # A buffer for a cache holds all tokens.
+        ("total", r"total|max_(seq|len|cache|context)|full_len|kv_(seq|len)|key_len|context_len|^(t_total|kv)$"),
         ("past", r"past|cache_len|history"),
         ("decoder", r"(dec|tgt|target)[a-z]*[_ ]?(seq|len|input|tok)|^(dec_seq|t_dec)$"),
         ("seq", r"seq|len|tok|time|frame|^(s|l|t|n_ctx)$|audio|samples"),

@@ -35,6 +35,7 @@ class Counts:
         self._batch = batch
         self._padding = padding
         self._made: dict[str, Value] = {}
+        self._constants: dict[str, Constant] = {}
         self.inputs: list[Variable] = []
         if padding is None:
             self.inputs = [self._input(SEQLENS, (batch,)), self._input(TOTAL, ())]
@@ -57,13 +58,13 @@ class Counts:
                 self._made["total"] = self.size(self._padding, 1)
             else:
                 wide = self._cast(self._made["total32"], "int64", ())
-                self._made["total"] = self._emitter.op("Reshape", [wide, self._ints(1)], shape=(1,))
+                self._made["total"] = self._op("Reshape", [wide, self._ints(1)], (1,), "int64")
         return self._made["total"]
 
     def past(self) -> Value:
         """Cached tokens of the longest sequence."""
         if "past" not in self._made:
-            self._made["past"] = self._emitter.op("Sub", [self.total(), self.new()], shape=(1,))
+            self._made["past"] = self._op("Sub", [self.total(), self.new()], (1,), "int64")
         return self._made["past"]
 
     def size(self, value: Value, axis: int) -> Value:
@@ -72,8 +73,14 @@ class Counts:
         assert shape is not None
         if isinstance(shape[axis], int):
             return self._ints(shape[axis])
-        whole = self._emitter.op("Shape", [value], dtype="int64", shape=(len(shape),))
-        return self._emitter.op("Gather", [whole, self._ints(axis)], attrs={"axis": 0}, shape=(1,))
+        tokens = self._new_tokens[0] if not isinstance(self._new_tokens, int) else value
+        if tokens is not value and shape[axis] in (shape_of(tokens) or ()):  # better not of a cache
+            return self.size(tokens, (shape_of(tokens) or ()).index(shape[axis]))
+        key = f"size {axis} of {value.name}"
+        if key not in self._made:
+            whole = self._op("Shape", [value], (len(shape),), "int64")
+            self._made[key] = self._op("Gather", [whole, self._ints(axis)], (1,), "int64", axis=0)
+        return self._made[key]
 
     # For the kernel -------------------------------------------------------------------------------------------------
 
@@ -81,14 +88,14 @@ class Counts:
         """The row of each sequence's last token, int32 [batch]. A sequence without any has row 0, since the kernel
         refuses -1."""
         if "last rows" not in self._made:
-            last = self._emitter.op("Sub", [self._tokens(), self._number(1)], shape=(self._batch,))
-            self._made["last rows"] = self._emitter.op("Max", [last, self._number(0)], shape=(self._batch,))
+            last = self._op("Sub", [self._tokens(), self._number(1)], (self._batch,), "int32")
+            self._made["last rows"] = self._op("Max", [last, self._number(0)], (self._batch,), "int32")
         return self._made["last rows"]
 
     def total32(self) -> Value:
         """`total` as an int32 scalar."""
         if "total32" not in self._made:
-            scalar = self._emitter.op("Reshape", [self.total(), self._constant(np.array([], np.int64))], shape=())
+            scalar = self._op("Reshape", [self.total(), self._ints()], (), "int64")
             self._made["total32"] = self._cast(scalar, "int32", ())
         return self._made["total32"]
 
@@ -105,20 +112,18 @@ class Counts:
         """
         if self._padding is None:
             return None
-        emitter, batch = self._emitter, self._batch
-        first = emitter.op("Equal", [self.past(), self._ints(0)], dtype="bool", shape=(1,))
-        given = self._new_columns()
-        expected = self._expected_columns(first)
-        differs = emitter.op("Xor", [given, expected], dtype="bool", shape=(batch, None))
+        batch = self._batch
+        first = self._op("Equal", [self.past(), self._ints(0)], (1,), "bool")
+        differs = self._op("Xor", [self._new_columns(), self._expected_columns(first)], (batch, None), "bool")
         wrong = self._cast(self._reduce("ReduceMax", self._cast(differs, "int32", (batch, None))), "bool", (batch,))
         if window:
-            gaps = emitter.op("Less", [self._tokens(), self.total32()], dtype="bool", shape=(batch,))
-            long = emitter.op("Less", [self._number(window), self.total32()], dtype="bool", shape=())
-            later = emitter.op("And", [long, emitter.op("Not", [first])], dtype="bool", shape=(1,))
-            wrong = emitter.op("Or", [wrong, emitter.op("And", [gaps, later])], shape=(batch,))
-        wrong = emitter.op("Reshape", [wrong, self._ints(-1, 1, 1)], shape=(batch, 1, 1))
+            gaps = self._op("Less", [self._tokens(), self.total32()], (batch,), "bool")
+            long = self._op("Less", [self._number(window), self.total32()], (), "bool")
+            later = self._op("And", [long, self._op("Not", [first], (1,), "bool")], (1,), "bool")
+            wrong = self._op("Or", [wrong, self._op("And", [gaps, later], (batch,), "bool")], (batch,), "bool")
+        wrong = self._op("Reshape", [wrong, self._ints(-1, 1, 1)], (batch, 1, 1), "bool")
         nan, zero = (self._constant(np.array(number, types.numpy_of(dtype))) for number in (np.nan, 0.0))
-        return emitter.op("Where", [wrong, nan, zero], dtype=dtype, shape=(batch, 1, 1))
+        return self._op("Where", [wrong, nan, zero], (batch, 1, 1), dtype)
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -127,41 +132,42 @@ class Counts:
         assert self._padding is not None
         if "kept" not in self._made:
             own = dtype_of(self._padding) == "bool"
-            shape = shape_of(self._padding)
-            self._made["kept"] = self._padding if own else self._cast(self._padding, "bool", shape)
+            self._made["kept"] = self._padding if own else self._cast(self._padding, "bool", shape_of(self._padding))
         return self._made["kept"]
 
     def _tokens(self) -> Value:
         """Tokens of each sequence so far, int32 [batch]."""
         if "tokens" not in self._made:
-            assert self._padding is not None
-            ones = self._cast(self._kept(), "int32", shape_of(self._padding))
-            self._made["tokens"] = self._reduce("ReduceSum", ones)
+            kept = self._kept()
+            self._made["tokens"] = self._reduce("ReduceSum", self._cast(kept, "int32", shape_of(kept)))
         return self._made["tokens"]
 
     def _new_columns(self) -> Value:
         """The mask of the new tokens, bool [batch, new]."""
         bounds = [self.past(), self._ints(np.iinfo(np.int64).max), self._ints(1)]
-        return self._emitter.op("Slice", [self._kept(), *bounds], shape=(self._batch, None))
+        return self._op("Slice", [self._kept(), *bounds], (self._batch, None), "bool")
 
     def _expected_columns(self, first: Value) -> Value:
         """What `_new_columns` must be: tokens and then padding in the first run, tokens only in a later one."""
         new = self._cast(self.new(), "int32", (1,))
-        count = self._emitter.op("Where", [first, self._tokens(), new], dtype="int32", shape=(self._batch,))
-        column = self._emitter.op("Reshape", [count, self._ints(-1, 1)], shape=(self._batch, 1))
-        end = self._emitter.op("Reshape", [new, self._constant(np.array([], np.int64))], shape=())
-        places = self._emitter.op("Range", [self._number(0), end, self._number(1)], dtype="int32", shape=(None,))
-        return self._emitter.op("Less", [places, column], dtype="bool", shape=(self._batch, None))
+        count = self._op("Where", [first, self._tokens(), new], (self._batch,), "int32")
+        column = self._op("Reshape", [count, self._ints(-1, 1)], (self._batch, 1), "int32")
+        end = self._op("Reshape", [new, self._ints()], (), "int32")
+        places = self._op("Range", [self._number(0), end, self._number(1)], (None,), "int32")
+        return self._op("Less", [places, column], (self._batch, None), "bool")
 
     def _reduce(self, op: str, value: Value) -> Value:
         """Over the second axis of [batch, n], which goes."""
-        takes_input = self._emitter.opset >= (13 if op == "ReduceSum" else 18)
-        axes = {} if takes_input else {"axes": [1]}
-        inputs = [value, self._ints(1)] if takes_input else [value]
-        return self._emitter.op(op, inputs, attrs={"keepdims": 0, **axes}, shape=(self._batch,))
+        if self._emitter.opset >= (13 if op == "ReduceSum" else 18):
+            return self._op(op, [value, self._ints(1)], (self._batch,), "int32", keepdims=0)
+        return self._op(op, [value], (self._batch,), "int32", keepdims=0, axes=[1])
 
     def _cast(self, value: Value, dtype: str, shape: Any) -> Value:
-        return self._emitter.op("Cast", [value], attrs={"to": types.onnx_of(dtype)}, dtype=dtype, shape=shape)
+        return self._op("Cast", [value], shape, dtype, to=types.onnx_of(dtype))
+
+    def _op(self, op: str, inputs: list[Value], shape: Any, dtype: str, **attrs: Any) -> Value:
+        made = Variable(self._emitter.model.names.fresh(f"kv_cache_{op}"), dtype=dtype, shape=shape)
+        return self._emitter.op(op, inputs, attrs=attrs, out=made)
 
     def _ints(self, *numbers: int) -> Constant:
         return self._constant(np.array(numbers, np.int64))
@@ -170,7 +176,11 @@ class Counts:
         return self._constant(np.array(number, np.int32))
 
     def _constant(self, array: np.ndarray) -> Constant:
-        return self._emitter.constant("cache_counts", array)
+        key = f"{array.dtype} {array.tolist()}"
+        if key not in self._constants:
+            text = "_".join(str(number) for number in array.ravel().tolist()).replace("-", "minus_")
+            self._constants[key] = self._emitter.constant(f"kv_cache_const_{text}", array)
+        return self._constants[key]
 
     def _input(self, name: str, shape: tuple[Any, ...]) -> Variable:
         made = Variable(self._emitter.model.names.fresh(name), dtype="int32", shape=shape)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph import dims, edit, shapes
+from onnxfuse.graph import canonicalize, dims, edit
 from onnxfuse.graph.ir import Graph, Node, Value
 from onnxfuse.graph.model import Model
 from onnxfuse.lower.emit import Emitter, dtype_of, operand, shape_of
@@ -71,7 +71,7 @@ def share(model: Model, kernels: KernelTable) -> SharedCache:
     """
     found = cached.find(model, kernels)
     graph = model.graph
-    length = _free_dim(graph)
+    length = _free_dim(graph, found)
     window, mask = 0, None
     added: tuple[str, ...] = ()
     new_tokens: tuple[str, int] | None = None
@@ -90,7 +90,7 @@ def share(model: Model, kernels: KernelTable) -> SharedCache:
         for value in (*layer.past, *layer.present):
             _lengthen(value, length)
     edit.remove_dead(graph)
-    shapes.infer(model)
+    canonicalize.run(model)
     names = [(p.name, q.name) for layer in found for p, q in zip(layer.past, layer.present, strict=True)]
     return SharedCache(tuple(names), mask, added, new_tokens, length, window, found[0].is_grouped)
 
@@ -105,9 +105,11 @@ def _padding(graph: Graph, found: list[Layer]) -> Value | None:
     return visible.padding
 
 
-def _free_dim(graph: Graph) -> str:
+def _free_dim(graph: Graph, found: list[Layer]) -> str:
     """A name for the length of the buffers that no other size has."""
-    used = {str(dim) for value in (*graph.inputs, *graph.outputs) for dim in value.shape or ()}
+    caches = {id(value) for layer in found for value in (*layer.past, *layer.present)}
+    others = [value for value in (*graph.inputs, *graph.outputs) if id(value) not in caches]
+    used = {str(dim) for value in others for dim in value.shape or ()}
     name, number = MAX_LENGTH, 0
     while name in used:
         number += 1
