@@ -1,0 +1,130 @@
+"""The build of the CUDA kernels: what a change rebuilds, and that no kernel asks for more than its architecture has."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+from onnxfuse.errors import RuntimeMissingError
+from onnxfuse.runtime import library
+
+ROOT = Path(__file__).parent.parent
+CUDA = ROOT / "custom_ops" / "cuda"
+
+#: Bytes of shared memory that a block may have, by architecture; static memory is limited to 48 KiB on all.
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+STATIC_LIMIT = 48 * 1024
+
+
+def includes(path: Path) -> set[Path]:
+    """The files of this folder that a file includes, and those that they include."""
+    found: set[Path] = set()
+    todo = [path]
+    while todo:
+        for name in re.findall(r'^\s*#include "([^"]+)"', todo.pop().read_text(), re.MULTILINE):
+            included = CUDA / name
+            if included.exists() and included not in found:
+                found.add(included)
+                todo.append(included)
+    return found
+
+
+def sources() -> list[Path]:
+    """What is compiled, by CMakeLists.txt; a family that is compiled once per dtype is one source."""
+    text = re.sub(r"#.*", "", (CUDA / "CMakeLists.txt").read_text())
+    names = set(re.findall(r"\b[\w/]+\.(?:cc|cu)\b", text))
+    names |= {f"wgmma_{family}.cu" for family in ("stream", "tile")}
+    return sorted(path for path in CUDA.glob("*.c[cu]") if path.name in names)
+
+
+def rebuilt(name: str) -> set[str]:
+    """The sources that a change of a file recompiles."""
+    return {path.name for path in sources() if path.name == name or CUDA / name in includes(path)}
+
+
+def architectures_of(name: str) -> str:
+    """`portable` if CMakeLists.txt compiles a .cu file for every architecture, `90a` if for that one."""
+    text = re.sub(r"\$\{_family\}", "stream", (CUDA / "CMakeLists.txt").read_text())
+    text += re.sub(r"\$\{_family\}", "tile", (CUDA / "CMakeLists.txt").read_text())
+    found = {
+        "portable" if "_portable" in match[1] else "90a"
+        for match in re.finditer(r"onnxfuse_cuda_objects\(\w+ (\S+) ([^)]*)\)", text) if name in match[2].split()
+    }  # fmt: skip
+    assert len(found) == 1, f"{name}: {found}"
+    return found.pop()
+
+
+def test_everything_is_compiled() -> None:
+    assert {path.name for path in CUDA.glob("*.c[cu]")} == {path.name for path in sources()}
+
+
+@pytest.mark.parametrize(("changed", "expected"), (
+    ("generic.cuh", {"generic.cu"}),
+    ("generic.cu", {"generic.cu"}),
+    ("vendor.cu", {"vendor.cu"}),
+    ("row_stats.cu", {"row_stats.cu"}),
+    ("wgmma_stream.cuh", {"wgmma_stream.cu", "hopper_launch.cu"}),
+    ("stream_variants.inc", {"wgmma_stream.cu", "hopper_launch.cu"}),
+    ("wgmma_tile.cuh", {"wgmma_tile.cu", "hopper_launch.cu"}),
+    ("tile_variants.inc", {"wgmma_tile.cu", "hopper_launch.cu"}),
+    ("tuning_sm90.inc", {"tuning_table.cc"}),
+    ("choose.cc", {"choose.cc"}),
+), ids=str)  # fmt: skip
+def test_a_change_rebuilds_only_its_own_family(changed: str, expected: set[str]) -> None:
+    """Device code is compiled again only where it is part of; `hopper_launch.cu` has no kernel of its own."""
+    assert rebuilt(changed) == expected
+
+
+def test_the_ops_are_compiled_apart_from_the_kernels() -> None:
+    for path in sources():
+        kernels = [i for i in includes(path) if i.suffix == ".cuh"]
+        assert path.suffix == ".cu" or not kernels, f"{path.name} includes {kernels}: host code would wait for nvcc"
+
+
+def test_portable_kernels_have_only_static_shared_memory() -> None:
+    """The compiler refuses more than 48 KiB of it, and every architecture has that: what compiles, fits."""
+    assert min(SHARED_MEMORY.values()) >= STATIC_LIMIT
+    for path in (p for p in sources() if p.suffix == ".cu" and architectures_of(p.name) == "portable"):
+        for file in (path, *includes(path)):
+            assert "extern __shared__" not in file.read_text(), f"{file.name} is in {path.name}"
+
+
+def test_dynamic_shared_memory_is_within_sm_90() -> None:
+    limit = re.search(r"kSharedMemoryLimit = (\d+)", (CUDA / "launch_attributes.h").read_text())
+    assert limit is not None
+    assert int(limit[1]) == SHARED_MEMORY[90]
+
+
+def built() -> ctypes.CDLL | None:
+    """A library with CUDA kernels, if there is one: that of a CI run, or the one in use."""
+    candidates = [ROOT / "build" / "ci-cuda" / "libonnxfuse_ops.so"]
+    with contextlib.suppress(RuntimeMissingError):
+        candidates.append(library.library_path())
+    for path in candidates:
+        if path.exists():
+            opened = ctypes.CDLL(str(path))
+            if hasattr(opened, "onnxfuse_cuda_variant"):
+                return opened
+    return None
+
+
+@pytest.mark.parametrize(("path", "name", "least"), ((1, "stream", 2), (2, "tile", 2)))
+def test_every_variant_has_stages_that_fit(path: int, name: str, least: int) -> None:
+    """Needs no GPU: the library says for each variant how many stages are within the shared memory."""
+    opened = built()
+    if opened is None:
+        pytest.skip("there is no library with CUDA kernels")
+    listed = re.findall(r"^VARIANT\((\d+),", (CUDA / f"{name}_variants.inc").read_text(), re.MULTILINE)
+    stages = []
+    values = [ctypes.c_int() for _ in range(4)]
+    while opened.onnxfuse_cuda_variant(path, len(stages), *map(ctypes.byref, values)) == 0:
+        stages.append(values[3].value)
+    if not stages:
+        pytest.skip("the library was built without the sm_90a kernels")
+    if len(stages) != len(listed):
+        pytest.skip("the library is of another list of variants")
+    assert min(stages) >= least, stages
