@@ -3,7 +3,7 @@
 #
 # STEPS="scan ops" runs only those; each has a time limit and none stops the others:
 #   build     the library, unless ONNXFUSE_LIBRARY names one
-#   prepare   in the background: the models of `llama` and `tune`, and Inductor's cache for `ops`
+#   models    in the background, what `tune` and `llama` need;  cache  likewise, Inductor's programs for `ops`
 #   variants  every kernel variant once;  tests  the GPU tests
 #   scan      plans for the benchmark's shapes, into plans.json, which the later steps use if it is there
 #   ops       the op benchmark and its verdict (OPS_SECONDS, OPS_OPTIONS)
@@ -14,7 +14,7 @@
 results=$(mkdir -p "${1:?usage: gpu_all.sh RESULTS_DIR}" && cd "$1" && pwd)
 cd "$(dirname "$0")/.." || exit 2
 build=${BUILD_DIR:-/tmp/onnxfuse-build}
-steps=" ${STEPS:-build prepare variants tests scan ops tune llama} "
+steps=" ${STEPS:-build models cache variants tests scan ops tune llama} "
 commit="--commit ${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}"
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:$PYTHONPATH"
 
@@ -23,6 +23,20 @@ finish() {  # NAME CODE START LOG: keeps the log, shows its end
   echo "== $1: exit $2, $(($(date +%s) - $3)) s" | tee -a "$results/session.log"
   cat "$4" >> "$results/session.log"
   tail -n "${LINES_SHOWN:-12}" "$4" | cut -c1-200
+}
+background() {  # LIMIT NAME COMMAND...: begins a step; `await NAME` ends it
+  wanted "$2" || return 0
+  limit=$1 name=$2
+  shift 2
+  eval "start_$name=$(date +%s)"
+  timeout -k 5 "$limit" "$@" > "$build.$name.log" 2>&1 &
+  eval "job_$name=$!"
+}
+await() {
+  wanted "$1" || return 0
+  eval "wait \$job_$1"
+  code=$?
+  eval "finish $1 $code \$start_$1 '$build.$1.log'"
 }
 step() {  # LIMIT NAME COMMAND...
   limit=$1 name=$2 start=$(date +%s) log="$build.$2.log"
@@ -41,21 +55,12 @@ fi
 work=${LLAMA_WORK:-/tmp/bench_llama}
 llama="python3 benchmarks/bench_llama.py --work $work --ablate $commit $LLAMA_OPTIONS"
 ops="python3 benchmarks/bench_op.py $OPS_OPTIONS"
-if wanted prepare; then
-  prepare_start=$(date +%s)
-  timeout -k 5 150 $llama --prepare > "$build.models.log" 2>&1 &
-  models=$!
-  timeout -k 5 100 $ops --compile-cache "${COMPILE_PROCESSES:-8}" --deadline 80 > "$build.cache.log" 2>&1 &
-  cache=$!
-fi
+background 150 models $llama --prepare
+background 100 cache $ops --compile-cache "${COMPILE_PROCESSES:-8}" --deadline "${CACHE_SECONDS:-70}"
 step 60 variants python3 tests/cuda/sanitize.py
 step 120 tests python3 -m pytest tests/cuda --confcutdir=tests/cuda -q
-if wanted prepare; then  # nothing may run beside what is timed
-  wait $models
-  finish models $? "$prepare_start" "$build.models.log"
-  wait $cache
-  finish cache $? "$prepare_start" "$build.cache.log"
-fi
+await models  # nothing may run beside what is timed
+await cache
 plans="$results/plans.json"
 LINES_SHOWN=20 step $((${SCAN_SECONDS:-150} + 30)) scan $ops --suite norm-linear activation swiglu decode layer-norm llama \
   --scan "$plans" --scan-only --scan-seconds "${SCAN_SECONDS:-150}"

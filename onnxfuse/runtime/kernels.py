@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -153,12 +153,20 @@ class Kernels:
         Raises:
             RuntimeMissingError: the plan cannot run the problem here, or its launch failed.
         """
-        error = ctypes.create_string_buffer(1024)
-        if self._library.onnxfuse_cuda_run(
-            ctypes.byref(problem), ctypes.byref(plan.as_c()), ctypes.c_void_p(scratch), ctypes.c_void_p(stream),
-            error, ctypes.c_int64(1024),
-        ):  # fmt: skip
-            raise RuntimeMissingError(f"the kernel `{plan}` failed: {error.value.decode()}")
+        self.prepared(problem, plan, scratch)(stream)
+
+    def prepared(self, problem: CProblem, plan: Plan, scratch: int) -> Callable[[int], None]:
+        """`run` for one problem and plan, with all but the stream converted once: for calls that are timed."""
+        error, capacity, address = ctypes.create_string_buffer(1024), ctypes.c_int64(1024), ctypes.c_void_p(scratch)
+        function, problem_at, plan_at = (
+            self._library.onnxfuse_cuda_run, ctypes.byref(problem), ctypes.byref(plan.as_c()),
+        )  # fmt: skip
+
+        def call(stream: int) -> None:
+            if function(problem_at, plan_at, address, ctypes.c_void_p(stream), error, capacity):
+                raise RuntimeMissingError(f"the kernel `{plan}` failed: {error.value.decode()}")
+
+        return call
 
     @contextmanager
     def bench(self, shape: Shape) -> Iterator[Bench]:

@@ -128,6 +128,23 @@ def test_a_wrong_model_fails_the_run(gpu: Any, tmp_path: Path, capsys: pytest.Ca
     assert "WRONG: onnxfuse at 1 tokens" in capsys.readouterr().out
 
 
+def test_a_session_that_fails_leaves_the_others(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_session(path: Path, library: str | None, vocab: int) -> tuple[str, bool]:
+        if "without" in path.stem:
+            raise RuntimeError("no kernel")
+        return path.stem, path.stem == "base"
+
+    gpu.open_session = open_session
+    TIMES["onnxfuse, launched"] = 1.3
+    results = tmp_path / "llama.csv"
+    argv = ["--work", str(tmp_path / "w"), "--tokens", "1", "--ablate", "gate", "--results", str(results)]
+    assert bench_llama.main(argv) == 1
+    assert "FAILED: onnxfuse without gate: no kernel" in capsys.readouterr().out
+    assert [row["variant"] for row in llama_rows.read(results)] == ["ort", "onnxfuse, launched"]
+
+
 def test_the_verdict_is_about_the_last_run_and_the_earlier_times() -> None:
     def row(variant: str, commit: str, ms: float, tokens: int = 1) -> llama_rows.Row:
         return {**dict.fromkeys(llama_rows.FIELDS, ""), "date": "d", "commit": commit, "tokens": str(tokens),

@@ -64,13 +64,13 @@ def test_without_a_scan_nothing_is_tuned(tmp_path: Path) -> None:
 
 
 def test_a_failed_step_stops_nothing(tmp_path: Path) -> None:
-    commands, output = run(tmp_path, "prepare variants tests ops", FAIL="3")
+    commands, output = run(tmp_path, "models cache variants tests ops", FAIL="3")
     assert len(commands) == 5
     assert output.count("exit 3") == 5
 
 
 def test_the_options_exist(tmp_path: Path) -> None:
-    commands, _ = run(tmp_path, "prepare scan ops llama")
+    commands, _ = run(tmp_path, "models cache scan ops llama")
     for command in commands:
         words = command.rsplit(" [", 1)[0].split()[2:]
         parse = bench_op.arguments if "bench_op" in command else bench_llama.arguments

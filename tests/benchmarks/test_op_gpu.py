@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -73,7 +74,10 @@ class CpuKernels:
     def scratch_bytes(self, problem: CProblem, plan: Plan) -> int:
         return 64
 
-    def run(self, problem: CProblem, plan: Plan, scratch: int, stream: int) -> None:
+    def prepared(self, problem: CProblem, plan: Plan, scratch: int) -> Callable[[int], None]:
+        return lambda stream: self.run(problem, scratch)
+
+    def run(self, problem: CProblem, scratch: int) -> None:
         def at(address: int, *size: int) -> np.ndarray:
             count = int(np.prod(size))
             return np.frombuffer((ctypes.c_char * (2 * count)).from_address(address), np.float16).reshape(size)
