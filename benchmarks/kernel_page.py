@@ -47,10 +47,17 @@ def _percent(row: Row) -> str:
     return "–" if value is None else f"{value * 100:.0f}"
 
 
+def _gain(row: Row) -> str:
+    """Both launched from Python; in brackets what LLMBoost published."""
+    eager, ours = number(row["eager_us"]), number(row["launched_us"])
+    published = op_verdict.PUBLISHED.get((int(row["rows"]), int(row["k"])))
+    return "–" if eager is None or not ours else f"{eager / ours:.1f} ({published})"
+
+
 BARE: tuple[Column, ...] = (("fused", _number("us")), ("bare", _number("cublas_us")), ("ratio", _number("ratio")))
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "norm-linear": (*BARE, ("torch.compile", _number("compile_us")), ("eager", _number("eager_graph_us")),
-                    ("eager, launched", _number("eager_us"))),
+                    ("eager, launched", _number("eager_us")), ("gain, both launched (LLMBoost's)", _gain)),
     "activation": (*BARE, ("cuBLASLt's epilogue", _number("cublaslt_us")), ("torch.compile", _number("compile_us"))),
     "swiglu": BARE,
     "decode": (*BARE, ("% of the copy bandwidth", _percent)),

@@ -35,10 +35,12 @@ def test_cells_of_one_weight_are_one_line() -> None:
     todo = cells(("norm-linear",), ("bfloat16",))
     rows = [row(cell, us=100.4 if cell.shape.rows == 1024 else 10.04) for cell in todo]
     lines = kernel_page.op_table("norm-linear", rows)
-    assert lines[2] == "| K → N | dtype | rows | fused | bare | ratio | torch.compile | eager | eager, launched |"
+    head = "| K → N | dtype | rows | fused | bare | ratio | torch.compile | eager | eager, launched | "
+    assert lines[2] == head + "gain, both launched (LLMBoost's) |"
     assert [part.strip() for part in lines[4].strip("|").split("|")] == [
         "1024 → 1024", "bfloat16", "1 / 32 / 128 / 512 / 1024", "10.0 / 10.0 / 10.0 / 10.0 / 100",
         *(" / ".join([value] * 5) for value in ("8.00", "1.25", "12.5", "30.0", "150")),
+        "12.5 (6.31) / 12.5 (5.68) / 12.5 (4.95) / 12.5 (2.64) / 12.5 (2.73)",
     ]  # fmt: skip
     assert len(lines) == 4 + 3 + 1
 
