@@ -75,8 +75,8 @@ def optimize_command(
             result = optimize(
                 model, destination, target=target, rules=rule_paths, disable=disable, exclude_nodes=exclude_node,
                 verify=not no_verify, allow_unverified=allow_unverified, input_shapes=input_shapes, inputs=inputs,
-                save_inputs=save_inputs, seed=seed, verify_sets=verify_sets, stop_after=stop_after,
-                kv_cache=kv_cache, dry_run=dry_run, external_data=external_data, custom_ops=custom_ops, progress=progress,
+                save_inputs=save_inputs, seed=seed, verify_sets=verify_sets, stop_after=stop_after, kv_cache=kv_cache,
+                dry_run=dry_run, external_data=external_data, custom_ops=custom_ops, progress=progress,
             )
         except VerificationError as error:
             if error.report is not None and report_path is not None:

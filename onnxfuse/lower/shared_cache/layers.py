@@ -120,18 +120,22 @@ def _layer(graph: Graph, node: Node, model: Model, kernels: KernelTable) -> Laye
             raise refuse(node, f"makes a cache `{value.name}` that is no output of the model")
     if any(len(shape_of(value) or ()) != 4 for value in past):
         raise refuse(node, f"reads a cache `{past[0].name}` that is not [batch, heads, length, size]")
+    length = shape_of(past[0])[2]  # type: ignore[index]
+    if not isinstance(length, dims.Dim):
+        raise refuse(node, f"reads a cache `{past[0].name}` of {'unknown' if length is None else 'the fixed'} length"
+                     f"{'' if length is None else f' {length}'}")
     if (view.domain(node), node.op) == (MICROSOFT, "GroupQueryAttention"):
         if operand(node, 10) is not None:
             raise refuse(node, "adds a bias to the scores")
-        return Layer(node, past, present, length=shape_of(past[0])[2])  # type: ignore[index]
+        return Layer(node, past, present, length=length)
     if (view.domain(node), node.op) != (STD_DOMAIN, "Attention"):
         raise refuse(node, "is an op that keeps its cache in another form")
-    layer = _sizes(node, past, present)
+    layer = _sizes(node, past, present, length)
     _check_kernel(layer, model, kernels)
     return layer
 
 
-def _sizes(node: Node, past: Any, present: Any) -> Layer:
+def _sizes(node: Node, past: Any, present: Any, length: Any) -> Layer:
     attrs = registry.get(STD_DOMAIN, node.op).resolve(dict(node.attrs))
     heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
     q, k, v = (shape_of(value) for value in node.inputs[:3])
@@ -149,7 +153,6 @@ def _sizes(node: Node, past: Any, present: Any) -> Layer:
         raise refuse(node, f"has {q[1]} query heads, which are no multiple of its {k[1]} key heads")
     if operand(node, 6) is not None or (len(node.outputs) > 3 and node.outputs[3].name):
         raise refuse(node, "is given numbers of valid keys, or gives its scores")
-    length = shape_of(past[0])[2]  # type: ignore[index]
     visible = _visible(node, attrs, q[2], length)
     return Layer(node, past, present, visible, q[1], k[1], k[3], q[0], q[2], length, packed)
 
@@ -227,9 +230,6 @@ def _check_readers(graph: Graph, layer: Layer) -> None:
 def _check_lengths(graph: Graph, layers: list[Layer]) -> None:
     """No other input is as long as the cache."""
     length = layers[0].length
-    if length is None or isinstance(length, int):
-        raise refuse(layers[0].node, f"reads a cache of the fixed length {length}" if length is not None else
-                     "reads a cache whose length has no name")
     caches = {id(value) for layer in layers for value in layer.past}
     for given in graph.inputs:
         if id(given) not in caches and any(dim == length for dim in given.shape or ()):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 
-from onnxfuse.graph import canonicalize, dims, edit
+from onnxfuse.graph import canonicalize, dims, edit, types
 from onnxfuse.graph.ir import Graph, Node, Value
 from onnxfuse.graph.model import Model
 from onnxfuse.lower.emit import Emitter, dtype_of, operand, shape_of
@@ -122,7 +123,8 @@ def _lengthen(value: Value, length: str) -> None:
     shape = shape_of(value)
     assert shape is not None
     value.shape = (*shape[:2], dims.symbol(length), *shape[3:])
-    value.__dict__.pop("declared", None)
+    names = [dim if isinstance(dim, int) or dim is None else str(dim) for dim in value.shape]
+    value.declared = onnx.helper.make_tensor_value_info(value.name, types.onnx_of(str(dtype_of(value))), names)
 
 
 class _Rewrite:
