@@ -89,7 +89,7 @@ class Deferred(LazyValues):
         return array
 
     def load(self) -> np.ndarray:
-        array = np.ascontiguousarray(self._compute())
+        array = np.asarray(self._compute(), order="C")  # not ascontiguousarray, which makes a number a vector
         if list(array.shape) != self.shape or array.dtype != self.dtype:
             raise AssertionError(
                 f"deferred tensor: declared {self.dtype}{self.shape}, computed {array.dtype}{list(array.shape)}"

@@ -168,23 +168,47 @@ def halves_of_last_axis(scope: Scope, first: Value, second: Value) -> Outcome:
     if nodes[0].inputs[0] is not nodes[1].inputs[0] or whole is None or not isinstance(whole[-1], int) or whole[-1] % 2:
         return Refused("two Slices of one value with an even last axis", show(whole), nodes[0])
     half = whole[-1] // 2
-    for node, cut, wanted in zip(nodes, cuts, ((0, half), (half, 2 * half)), strict=True):
+    for node, cut, wanted in zip(nodes, cuts, ((0, half, 1), (half, 2 * half, 1)), strict=True):
         if cut != wanted:
             return Refused(f"a Slice of the last axis {wanted[0]}…{wanted[1]}", cut, node)
     return {}
 
 
-def _last_axis_cut(node: Node) -> tuple[int, int] | None:
-    """(start, end) of a Slice with constant bounds along the last axis only, in steps of 1."""
+@predicate
+def alternating(scope: Scope, first: Value, second: Value) -> Outcome:
+    """of: two values that Slices of one value make
+    holds: one of them takes the even, the other the odd places of the last axis
+    results: `first`, `second`: 0 for the even places, 1 for the odd ones
+    """
+    nodes = [value.inputs[0] for value in (first, second)]
+    whole = shape_of(nodes[0].inputs[0])
+    if nodes[0].inputs[0] is not nodes[1].inputs[0] or whole is None or not isinstance(whole[-1], int) or whole[-1] % 2:
+        return Refused("two Slices of one value with an even last axis", show(whole), nodes[0])
+    starts = []
+    for node in nodes:
+        cut = _last_axis_cut(node)
+        # The last of them stands at the last place or the one before, so that either end takes in all.
+        if cut is None or cut[0] not in (0, 1) or cut[1] < whole[-1] - 1 + cut[0] or cut[2] != 2:
+            return Refused("a Slice of the last axis in steps of 2", cut, node)
+        starts.append(cut[0])
+    if starts[0] == starts[1]:
+        return Refused("the even and the odd places", f"both times those from {starts[0]} on", nodes[1])
+    return {"first": starts[0], "second": starts[1]}
+
+
+def _last_axis_cut(node: Node) -> tuple[int, int, int] | None:
+    """(start, end, step) of a Slice with constant bounds along the last axis only, forwards."""
     shape = shape_of(node.inputs[0])
     bounds = [consts.ints(v) for v in node.inputs[1:]]
     if node.op != "Slice" or shape is None or len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
         return None
     (start,), (end,), (axis,) = bounds[:3]  # type: ignore[misc]
     size = shape[-1]
-    if axis not in (-1, len(shape) - 1) or not isinstance(size, int) or (len(bounds) > 3 and bounds[3] != [1]):
+    step = bounds[3][0] if len(bounds) > 3 and bounds[3] else 1
+    if axis not in (-1, len(shape) - 1) or not isinstance(size, int) or step < 1:
         return None
-    return tuple(min(max(b + size if b < 0 else b, 0), size) for b in (start, end))  # type: ignore[return-value]
+    start, end = (min(max(b + size if b < 0 else b, 0), size) for b in (start, end))
+    return start, end, step
 
 
 @predicate

@@ -45,10 +45,10 @@ def number_or_row(scope: Scope, factor: Value, value: Value) -> Outcome:
 
 @predicate
 def fits_scaled(
-    scope: Scope, weight: Value, factor: Value, divided: int, bias: Value | None = None, layout: str = "KN"
+    scope: Scope, weight: Value, factor: Value | float, divided: int, bias: Value | None = None, layout: str = "KN"
 ) -> Outcome:
-    """of: a constant matrix or vector, constant factors (one, or one per column), whether they are divisors (0 or 1), \
-a bias or nothing, and the matrix's layout
+    """of: a constant matrix or vector, constant factors (one, or one per column; or a captured number), whether they \
+are divisors (0 or 1), a bias or nothing, and the matrix's layout
     holds: matrix and bias times the factors are numbers that their dtype holds with all its digits: none overflows, \
 and no column shrinks so far that rounding (to subnormal numbers) costs more than it costs anyway
     """
@@ -98,12 +98,13 @@ by zero and changes no longer vector
 
 
 def _fits(
-    weight: Value, factor: Value, divided: int, bias: Value | None, layout: str, *, per_row: bool
+    weight: Value, factor: Value | float, divided: int, bias: Value | None, layout: str, *, per_row: bool
 ) -> Outcome:
-    if not isinstance(weight, Constant) or not isinstance(factor, Constant):
-        return Refused("constants", f"`{weight.name}` and `{factor.name}`")
+    if not isinstance(weight, Constant) or not isinstance(factor, (Constant, int, float)):
+        return Refused("constants", f"`{weight.name}` and `{getattr(factor, 'name', factor)}`")
     dtype = consts.dtype_of(weight)
-    factors = np.abs(consts.array(factor).astype(np.float64).reshape(-1))
+    numbers = consts.array(factor) if isinstance(factor, Constant) else np.asarray(factor)
+    factors = np.abs(numbers.astype(np.float64).reshape(-1))
     if divided:
         with np.errstate(divide="ignore"):
             factors = 1.0 / factors

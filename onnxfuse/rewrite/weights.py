@@ -158,6 +158,17 @@ def split(w: Constant, *, axis: int = 0, parts: int | Sequence[int] = 2, part: i
 
 
 @weight
+def every_nth(w: Constant, *, axis: int = 0, parts: int = 2, part: int = 0) -> Plan:
+    """`of: [w]`, `axis`, `parts: n`, `part`: each n-th slice, from the one at `part` on"""
+    shape = _shape(w)
+    at = _axis(axis, len(shape))
+    if not isinstance(parts, int) or parts < 1 or shape[at] % parts or not 0 <= part < parts:
+        raise Unfit(f"a size of axis {at} divisible by {parts}", str(shape[at]))
+    where = (slice(None),) * at + (slice(part, None, parts),)
+    return Plan((*shape[:at], shape[at] // parts, *shape[at + 1 :]), dtype_of(w), lambda: consts.array(w)[where])
+
+
+@weight
 def reshape(w: Constant, *, shape: Sequence[int]) -> Plan:
     """`of: [w]`, `shape: [K, -1]`: the same elements in another shape"""
     goal = list(shape)

@@ -148,7 +148,7 @@ class WeightFn(Strict):
     perm: list[int] | None = None
     shape: list[StrictInt | DimName] | None = None
     parts: int | list[StrictInt | DimName] | None = None
-    part: int | None = None
+    part: int | Reference | None = None
     block: int | Reference | None = None
     value: float | Reference | None = None
     before: int | DimName | None = None

@@ -30,6 +30,8 @@ def compute(name: str, *arrays: np.ndarray | None, **params: object) -> np.ndarr
 
 
 CASES = [
+    ("every_nth", (W,), {"axis": 0, "parts": 2, "part": 1}, W[1::2]),
+    ("every_nth", (W,), {"axis": 1, "parts": 4}, W[:, ::4]),
     ("transpose", (W,), {}, W.T),
     ("transpose", (W[None],), {"perm": [2, 0, 1]}, W[None].transpose(2, 0, 1)),
     ("concat", (W, W[:2]), {"axis": 0}, np.concatenate([W, W[:2]])),

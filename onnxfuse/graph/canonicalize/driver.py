@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onnxfuse.graph import edit, view
 from onnxfuse.graph.canonicalize import (
     conditionals,
+    cuts,
     duplicates,
     einsum,
     folding,
@@ -48,6 +49,7 @@ PASSES: dict[str, Pass] = {
     "einsum": einsum.einsum_to_products,
     "no-op-shapes": redundant.remove_no_op_shapes,
     "flattened-products": linear.unflatten_products,
+    "split-biases": linear.bias_before_split,
     "batched-products": linear.unflatten_batched_products,
     "batched-transposes": transposes.transposes_of_flattened,
     "merged-heads": merged.sink_merged_heads,
@@ -55,6 +57,7 @@ PASSES: dict[str, Pass] = {
     "reshape-to-unsqueeze": reshapes.reshape_to_unsqueeze,
     "merge-reshapes": reshapes.merge_reshapes,
     "merge-unsqueezes": reshapes.merge_unsqueezes,
+    "split-columns": cuts.slice_split_columns,
     "reduction-axes": reductions.reduction_axes,
     "kept-dims": reductions.keep_reduced_dims,
     "merge-transposes": transposes.merge_transposes,
@@ -63,6 +66,7 @@ PASSES: dict[str, Pass] = {
     "scalar-constants": operands.scalar_constants,
     "filled-operands": operands.filled_operands,
     "neutral-operands": operands.remove_neutral,
+    "unexpanded-operands": operands.unexpanded_operands,
     "known-conditions": operands.known_conditions,
     "known-branches": conditionals.inline_known_branches,
 }

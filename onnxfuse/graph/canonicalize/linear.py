@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from onnxfuse.graph import consts, dims
 from onnxfuse.graph.canonicalize.scope import Scope, maker_of, shape_of, static_attr
 from onnxfuse.graph.canonicalize.targets import constant_target
@@ -86,6 +90,35 @@ def _gemm_parts(scope: Scope, gemm: Node) -> tuple[Value, Value | None] | None:
             turned = Deferred([columns, rows], numpy_of(dtype), lambda: consts.array(weight).T)
             return scope.constant(f"{weight.name}_T", turned), bias
     return scope.insert(gemm, "Transpose", [weight], {"perm": [1, 0]}), bias
+
+
+def bias_before_split(scope: Scope) -> int:
+    """A constant added to a product whose columns were split (into heads) is added before: it is a bias."""
+    count = 0
+    for node in scope.nodes("Add"):
+        split, bias = maker_of(node.inputs[0], "Reshape"), node.inputs[1]
+        if split is None or not isinstance(bias, Constant) or not scope.read_only_here(split.outputs[0]):
+            continue
+        product = maker_of(split.inputs[0], "MatMul")
+        if product is None or not isinstance(product.inputs[1], Constant):
+            continue
+        before, after, added = shape_of(product.outputs[0]), shape_of(split.outputs[0]), consts.shape_of(bias)
+        if before is None or after is None or shape_of(node.outputs[0]) != after or len(after) != len(before) + 1:
+            continue
+        parts = after[-2:]
+        if after[:-2] != before[:-1] or added[-2:] != parts or any(d != 1 for d in added[:-2]):
+            continue
+        dtype = consts.dtype_of(bias)
+        if dtype is None:
+            continue
+        flat = scope.constant(f"{bias.name}_flat", Deferred([consts.size_of(bias)], numpy_of(dtype), _flattened(bias)))
+        total = scope.insert(node, "Add", [product.outputs[0], flat], prefix=f"{product.outputs[0].name}_biased")
+        count += scope.replace(node.outputs[0], scope.insert(node, "Reshape", [total, split.inputs[1]], split.attrs))
+    return count
+
+
+def _flattened(bias: Constant) -> Callable[[], np.ndarray]:
+    return lambda: consts.array(bias).reshape(-1)
 
 
 def unflatten_batched_products(scope: Scope) -> int:

@@ -8,7 +8,9 @@ from onnxfuse.graph import consts
 from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, maker_of, shape_of, static_attr
 from onnxfuse.graph.ir import Constant, Node, Value
 from onnxfuse.graph.shapes.elementwise import broadcast_shapes
-from onnxfuse.graph.types import numpy_of
+from onnxfuse.graph.shapes.matrix import matmul_shape
+from onnxfuse.graph.shapes.table import Unknown
+from onnxfuse.graph.types import FLOATS, numpy_of
 
 COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min")
 _BROADCASTING = (
@@ -161,4 +163,33 @@ def known_conditions(scope: Scope) -> int:
         shape = shape_of(chosen)
         if shape is not None and shape == shape_of(node.outputs[0]):
             count += scope.replace(node.outputs[0], chosen)
+    return count
+
+
+#: Ops of numbers that broadcast their operands.
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min")
+
+
+def unexpanded_operands(scope: Scope) -> int:
+    """An operand that is expanded to a shape which the op would broadcast it to anyway is read as it was before; so is
+    a constant that a product would repeat over its batch."""
+    count = 0
+    for node in scope.nodes(*_ARITHMETIC, "MatMul"):
+        for index, value in enumerate(node.inputs):
+            expand = maker_of(value, "Expand")
+            if expand is None or dtype_of(value) not in FLOATS:
+                continue
+            source = expand.inputs[0]
+            if node.op == "MatMul" and not isinstance(source, Constant):
+                continue
+            given = [shape_of(source if i == index else v) for i, v in enumerate(node.inputs)]
+            if any(shape is None for shape in given):
+                continue
+            try:
+                result = matmul_shape(*given) if node.op == "MatMul" else broadcast_shapes(*given)  # type: ignore[arg-type]
+            except Unknown:
+                continue
+            if result == shape_of(node.outputs[0]):
+                node.inputs[index] = source
+                count += 1
     return count

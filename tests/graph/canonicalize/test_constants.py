@@ -70,7 +70,7 @@ def test_dequantized_weights_stay_compressed() -> None:
 
 
 def test_nothing_that_grows_is_folded() -> None:
-    body = "e = Expand (w, u) y = Add (x, e) c = ConstantOfShape (t) z = MatMul (c, x)"
+    body = "e = Expand (w, u) n = Exp (e) y = Add (x, n) c = ConstantOfShape (t) z = MatMul (c, x)"
     constants = "int64[2] u = {64, 32}, int64[2] t = {64, 64}, float[1,32] w = {" + ",".join(["2"] * 32) + "}"
     model, _ = canonical(text(body, "float[64,32] x", "float[64,32] y, float[64,32] z", constants))
     assert "ConstantOfShape" in ops(model)

@@ -1,0 +1,94 @@
+"""Parts of a product's columns, operands that are expanded, and biases behind a split."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxfuse.graph import consts
+from tests.graph.canonicalize.checking import canonical, ints, ops, text, weights
+
+CONSTANTS = (
+    weights(4, 12)
+    + ", int64[4] halves = {0, 0, 2, 6}, int64[4] pairs = {0, 0, 6, 2}, int64 first = {0}, int64 last = {-1}"
+    + ", int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[2] ones = {1, 1}"
+)
+
+
+def cut(body: str, target: str = "halves", columns: int = 6) -> tuple[list[str], list[list[int] | None]]:
+    """The ops left, and starts, ends and steps of the Slices."""
+    source = text(
+        f"h = MatMul (x, w) r = Reshape (h, {target}) {body} y = Mul (g, u)", "float[B,S,4] x",
+        f"float[B,S,{columns}] y", CONSTANTS,
+    )  # fmt: skip
+    model, _ = canonical(source)
+    slices = [n for n in model.graph.nodes if n.op == "Slice"]
+    return ops(model), [[(ints(n, i) or [1])[0] if i < len(n.inputs) else 1 for i in (1, 2, 4)] for n in slices]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "g = Gather <axis=2> (r, first) u = Gather <axis=-2> (r, last)",
+        "a, b = Split <axis=2> (r, ones) g = Squeeze (a, two) u = Squeeze (b, two)",
+        "a = Slice (r, zero, one, two) g = Squeeze (a, two) b = Slice (r, one, two, two) u = Squeeze (b, two)",
+        "t = Transpose <perm=[2,0,1,3]> (r) g = Gather <axis=0> (t, first) u = Gather <axis=0> (t, last)",
+    ],
+    ids=["gather", "split", "slice", "transposed"],
+)
+def test_parts_of_split_columns_are_slices(body: str) -> None:
+    left, slices = cut(body)
+    assert left == ["MatMul", "Slice", "Slice", "Mul"]
+    assert slices == [[0, 6, 1], [6, 12, 1]]
+
+
+def test_alternating_columns_are_slices_in_steps() -> None:
+    left, slices = cut("g = Gather <axis=3> (r, last) u = Gather <axis=3> (r, first)", "pairs")
+    assert left == ["MatMul", "Slice", "Slice", "Mul"]
+    assert slices == [[1, 12, 2], [0, 12, 2]]
+
+
+def test_what_is_not_a_single_part_stays() -> None:
+    left, _ = cut("g = Slice (r, zero, two, three) u = Slice (r, two, three, three)", columns=1)
+    assert "Reshape" in left, "ranges of columns of heads"
+
+
+def test_only_of_products() -> None:
+    source = text("r = Reshape (x, halves) g = Gather <axis=2> (r, first) y = Neg (g)", "float[B,S,12] x",
+                  "float[B,S,6] y", CONSTANTS)  # fmt: skip
+    assert ops(canonical(source)[0]) == ["Reshape", "Gather", "Neg"]
+
+
+def test_a_bias_behind_the_split_is_added_before() -> None:
+    bias = "float[2,6] b = {" + ",".join(map(str, range(12))) + "}"
+    for shape, value in (("float[2,6] b", bias), ("float[1,2,6] b", bias.replace("[2,6]", "[1,2,6]"))):
+        source = text("h = MatMul (x, w) r = Reshape (h, halves) y = Add (r, b)", "float[B,S,4] x",
+                      "float[B,S,2,6] y", f"{CONSTANTS}, {value}")  # fmt: skip
+        model, counts = canonical(source)
+        assert counts["split-biases"] == 1, shape
+        assert ops(model) == ["MatMul", "Add", "Reshape"]
+        assert consts.shape_of(model.graph.nodes[1].inputs[1]) == (12,)
+
+
+def test_a_constant_for_each_part_alone_stays() -> None:
+    source = text("h = MatMul (x, w) r = Reshape (h, halves) y = Add (r, b)", "float[B,S,4] x", "float[B,S,2,6] y",
+                  f"{CONSTANTS}, float[6] b = {{0,1,2,3,4,5}}")  # fmt: skip
+    assert ops(canonical(source)[0]) == ["MatMul", "Reshape", "Add"]
+
+
+def test_operands_that_the_op_broadcasts_anyway() -> None:
+    body = "l = ReduceMax (x, last1) s = Shape (x) e = Expand (l, s) y = Sub (x, e)"
+    model, _ = canonical(text(body, "float[B,S,4] x", "float[B,S,4] y", "int64[1] last1 = {-1}"))
+    assert ops(model) == ["ReduceMax", "Sub"]
+
+
+def test_an_operand_that_gives_the_result_its_size_stays_expanded() -> None:
+    body = "s = Shape (x) e = Expand (z, s) y = Add (e, z)"
+    model, _ = canonical(text(body, "float[B,S,4] x, float[4] z", "float[B,S,4] y"))
+    assert "Expand" in ops(model)
+
+
+def test_a_weight_that_is_repeated_over_the_batch() -> None:
+    body = "s = Shape (x) b = Slice (s, zero, one) t = Concat <axis=0> (b, sizes) e = Expand (w, t) y = MatMul (x, e)"
+    constants = weights(4, 12) + ", int64[1] zero = {0}, int64[1] one = {1}, int64[2] sizes = {4, 12}"
+    model, _ = canonical(text(body, "float[B,S,4] x", "float[B,S,12] y", constants), exact=False)
+    assert ops(model) == ["MatMul"]
