@@ -45,7 +45,13 @@ def broadcasts_to(a: Shape | None, b: Shape | None) -> bool:
     """Whether a value of shape `a` broadcasts to shape `b` without changing `b`."""
     if a is None or b is None or len(a) > len(b):
         return False
-    return all(x == 1 or same_dim(x, y) for x, y in zip(a, b[len(b) - len(a) :], strict=True))
+    return all(x == 1 or same_dim(x, y) or _takes_part(x, y) for x, y in zip(a, b[len(b) - len(a) :], strict=True))
+
+
+def _takes_part(size: Any, whole: Any) -> bool:
+    """Whether `whole` is what `size` and others broadcast to: then it broadcasts to it."""
+    known = isinstance(size, (int, dims.Dim)) and isinstance(whole, dims.Dim)
+    return known and set(dims.parts_of_broadcast(size)) <= set(dims.parts_of_broadcast(whole))
 
 
 def is_multiple(dim: Any, factor: int) -> bool | None:

@@ -181,6 +181,8 @@ ATTENTION_CASES: dict[str, dict[str, Any]] = {
     "unguarded": {"mask": "hidden"},
     "seqlen": {"seqlen": True, "is_causal": 1, "nan_guard": 1, "mask": "short", "heads": (4, 2)},
     "cross": {"keys": 7},
+    "wide-scores": {"softmax_precision": 1, "mask": "float", "scale": 0.3, "outputs": 4},
+    "wide-scores-sink": {"softmax_precision": 1, "is_causal": 1, "sink": True, "heads": (4, 2)},
     "sink": {"sink": True, "is_causal": 1},
     "sink-grouped-window-past": {"sink": True, "is_causal": 1, "window": 3, "past": 4, "heads": (4, 2), "packed": True},
     "sink-hidden-rows": {"sink": True, "mask": "hidden-float", "nan_guard": 1, "softcap": 2.0},

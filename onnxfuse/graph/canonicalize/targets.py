@@ -20,7 +20,8 @@ def constant_target(before: Shape, after: Shape, free: int | None = None) -> lis
     """A constant `Reshape` target (``allowzero`` 0) that turns shape `before` into `after`, whatever the symbols are.
 
     0 copies a size that stays where it is. −1 needs the product of the others not to be zero, else there is no
-    answer, so it serves only where that is sure; or at `free`, where the target had it already.
+    answer, so it serves only where that is sure; or at `free`, where the target had it already. It does not stand for a
+    size that only the target says (a mask cut from a buffer that has to fit the keys), which would be lost.
     """
     target: list[int] = []
     unresolved: list[int] = []
@@ -39,7 +40,7 @@ def constant_target(before: Shape, after: Shape, free: int | None = None) -> lis
         return None
     if unresolved and unresolved[0] != free:
         others = [size for axis, size in enumerate(after) if axis != unresolved[0]]
-        if not all(dims.is_positive(size) for size in others):
+        if not all(dims.is_positive(size) for size in others) or dims.product(before) != dims.product(after):
             return None
     return target
 

@@ -16,6 +16,7 @@ from onnxfuse.graph.dims.operations import (
     maximum,
     minimum,
     negate,
+    parts_of_broadcast,
     select,
 )
 from onnxfuse.graph.dims.polynomial import (
@@ -51,6 +52,7 @@ __all__ = [
     "modulo",
     "negate",
     "parse",
+    "parts_of_broadcast",
     "product",
     "select",
     "symbol",

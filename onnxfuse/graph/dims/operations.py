@@ -98,6 +98,12 @@ def broadcast(left: SymInt, right: SymInt) -> SymInt:
     return make_atom("broadcast", args, max(low, 0), high, f"broadcast({', '.join(map(str, args))})")
 
 
+def parts_of_broadcast(size: SymInt) -> tuple[SymInt, ...]:
+    """The sizes that a size was broadcast from; itself for any other one."""
+    atom = _only_atom(size)
+    return atom.args if atom is not None and atom.kind == "broadcast" else (size,)
+
+
 def equal_if_broadcast(size: SymInt, whole: SymInt) -> bool:
     """Whether a size that broadcasts to `whole` must be equal to it.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph import consts
+from onnxfuse.graph import consts, view
 from onnxfuse.graph.dims import Dim, SymInt
 from onnxfuse.graph.ir import Constant, Value
 
@@ -119,3 +119,39 @@ def elementwise(
             return None
         results.append(result)
     return nest(results, out)
+
+
+#: Ops whose result holds nothing but elements of their first operand.
+_PICKING = ("Unsqueeze", "Squeeze", "Reshape", "Gather", "Slice", "Cast", "Identity")
+
+
+def tensor_sizes(target: Value) -> frozenset[int]:
+    """Which elements of an integer vector are taken out of a `Shape`, whatever their number is."""
+    node = view.producer(target)
+    if node is not None and node.op == "Concat" and view.domain(node) == "":
+        found: set[int] = set()
+        start = 0
+        for piece in node.inputs:
+            shape = consts.shape_of(piece) if isinstance(piece, Constant) else piece.shape
+            if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
+                break
+            if _from_shape(piece):
+                found.update(range(start, start + shape[0]))
+            start += shape[0]
+        return frozenset(found)
+    shape = None if isinstance(target, Constant) else target.shape
+    whole = shape is not None and len(shape) == 1 and isinstance(shape[0], int) and _from_shape(target)
+    return frozenset(range(shape[0])) if whole and shape is not None else frozenset()
+
+
+def _from_shape(value: Value) -> bool:
+    for _ in range(8):
+        node = view.producer(value)
+        if node is None or view.domain(node) != "":
+            return False
+        if node.op in ("Shape", "Size"):
+            return True
+        if node.op not in _PICKING:
+            return False
+        value = node.inputs[0]
+    return False

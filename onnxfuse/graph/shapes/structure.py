@@ -47,13 +47,16 @@ def _constant(call: Call) -> None:
         call.set(0, "float32", (len(call.attr("value_floats")),))
 
 
-def reshape_target(shape: Shape, target: Sequence[SymInt], allowzero: bool, unknown: Dim) -> Shape:
+def reshape_target(
+    shape: Shape, target: Sequence[SymInt], allowzero: bool, unknown: Dim, sizes: frozenset[int] = frozenset()
+) -> Shape:
     """The shape that `Reshape` gives.
 
     Args:
         shape: of the input.
         target: the requested sizes; constants may be 0 (copy) and −1 (what is left).
         unknown: stands for a size that cannot be told.
+        sizes: which of the target's numbers are sizes of tensors, and so not negative.
     """
     result: list[SymInt] = []
     free: int | None = None
@@ -66,7 +69,9 @@ def reshape_target(shape: Shape, target: Sequence[SymInt], allowzero: bool, unkn
             size = shape[axis]
         elif not isinstance(size, Dim) and size == -1:
             free = axis
-        elif isinstance(size, Dim) and not (open_elsewhere or size in shape or dims.is_nonnegative(size)):
+        elif isinstance(size, Dim) and not (
+            open_elsewhere or axis in sizes or size in shape or dims.is_nonnegative(size)
+        ):
             # It could be −1 when the model runs, and stand for anything.
             raise Unknown
         result.append(size)
@@ -100,7 +105,8 @@ def _reshape(call: Call) -> None:
             return
         target = contents.flat(found)
     call.set(0, None, tuple(call.fresh(0, axis) for axis in range(len(target))))
-    shape = reshape_target(call.shape(0), target, bool(call.attr("allowzero", 0)), call.fresh(0, "free"))
+    sizes = frozenset() if call.opset < 5 else contents.tensor_sizes(call.inputs[1])
+    shape = reshape_target(call.shape(0), target, bool(call.attr("allowzero", 0)), call.fresh(0, "free"), sizes)
     call.set(0, None, shape)
     _carry_content(call, shape)
 

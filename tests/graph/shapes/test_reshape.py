@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from onnxfuse.graph import dims
+from onnxfuse.graph import dims, shapes
 from onnxfuse.graph.canonicalize.targets import constant_target
 from onnxfuse.graph.dims import symbol
 from onnxfuse.graph.shapes.structure import reshape_target
+from tests.graph.soundness import load_text
 
 NAMES = ("a", "b", "c")
 UNKNOWN = symbol("unknown")
@@ -110,3 +112,25 @@ def test_known_targets() -> None:
     assert constant_target((batch, 2, 2, past + seq, 16), (batch, 4, past + seq, 16)) is None
     assert constant_target((batch, 2, 2, past + seq, 16), (batch, 4, past + seq, 16), free=2) == [0, 4, -1, 16]
     assert constant_target((batch, seq), (seq, batch)) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "known"),
+    [
+        ("t = Concat <axis=0> (one, s1)", True),
+        ("s0 = Squeeze (s1, zero) s2 = Unsqueeze (s0, zero) t = Concat <axis=0> (one, s2)", True),
+        ("s = Shape (c) p = Gather <axis=0> (s, three) t = Concat <axis=0> (one, p)", True),
+        ("n = Sub (s1, three) t = Concat <axis=0> (one, n)", False),
+    ],
+)
+def test_sizes_of_tensors_are_not_negative(target: str, known: bool) -> None:
+    """A Conv's length S//2 - 1 could be -1 as a number, but not as the size of its result."""
+    weight = f"float[4,4,4] w = {{{','.join(['0'] * 64)}}}"
+    model = load_text(
+        f"""<ir_version: 9, opset_import: ["": 18]> g (float[B,4,S] x) => (float[?,?] y)
+        <int64[1] one = {{1}}, int64[1] zero = {{0}}, int64[1] three = {{2}}, {weight}>
+        {{ c = Conv <strides=[2]> (x, w) s1 = Shape <start=2> (c) {target} y = Reshape (x, t) }}"""
+    )
+    shapes.infer(model)
+    (y,) = model.graph.outputs
+    assert (str(y.shape[1]) == "(S)//(2) - 1") is known
