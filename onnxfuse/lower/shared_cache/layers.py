@@ -153,11 +153,11 @@ def _sizes(node: Node, past: Any, present: Any, length: Any) -> Layer:
         raise refuse(node, f"has {q[1]} query heads, which are no multiple of its {k[1]} key heads")
     if operand(node, 6) is not None or (len(node.outputs) > 3 and node.outputs[3].name):
         raise refuse(node, "is given numbers of valid keys, or gives its scores")
-    visible = _visible(node, attrs, q[2], length)
+    visible = _visible(node, attrs, q[0], q[2], length)
     return Layer(node, past, present, visible, q[1], k[1], k[3], q[0], q[2], length, packed)
 
 
-def _visible(node: Node, attrs: dict[str, Any], new: Any, length: Any) -> Visible:
+def _visible(node: Node, attrs: dict[str, Any], batch: Any, new: Any, length: Any) -> Visible:
     mask, own = operand(node, 3), int(attrs["window"] or 0)
     causal = bool(attrs["is_causal"])
     if mask is None:
@@ -168,6 +168,9 @@ def _visible(node: Node, attrs: dict[str, Any], new: Any, length: Any) -> Visibl
         found = visible_keys(mask, length, causal=causal)
     except NotProvedError as error:
         raise refuse(node, str(error)) from None
+    rows = (shape_of(found.padding) or (None,))[0] if found.padding is not None else batch
+    if rows == 1 and batch != 1:
+        raise refuse(node, f"is padded by `{found.padding.name}`, which has one row for all sequences")  # type: ignore[union-attr]
     windows = [window for window in (own, found.window) if window]
     return Visible(min(windows, default=0), found.padding)
 

@@ -106,6 +106,7 @@ class Decoder:
         inputs, outputs: of the graph, beside the usual ones.
         outputs_of_attention: their names.
         past: the length of the cache.
+        rows_of_mask: the first size of the mask.
         dtype, opset: of the model.
     """
 
@@ -118,14 +119,15 @@ class Decoder:
     outputs: str = ""
     outputs_of_attention: str = "attended, present_k, present_v"
     past: str = "p"
+    rows_of_mask: str = "b"
     dtype: str = "float"
     opset: int = 18
 
     def proto(self) -> onnx.ModelProto:
         t, (_, keys, values) = self.dtype, self.sizes
         mask = POSITIONS + MASKS[self.mask] if self.mask else ""
-        inputs = [f"{t}[b, s, {sum(self.sizes)}] x", *(f"int64[b, t] {m}" for m in ("attention_mask", "other_mask")
-                                                        if m in mask or m in self.after)]
+        inputs = [f"{t}[b, s, {sum(self.sizes)}] x"]
+        inputs += [f"int64[{self.rows_of_mask}, t] {name}" for name in ("attention_mask", "other_mask") if name in mask]
         caches = [f"[b, 2, {{0}}, {keys // 2}] {{1}}_k", f"[b, 2, {{0}}, {values // 2}] {{1}}_v"]
         inputs += [t + cache.format(self.past, "past") for cache in caches] + ([self.inputs] if self.inputs else [])
         outputs = [f"{t}[b, s, n] y", *(t + cache.format("m", "present") for cache in caches)]

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfuse.errors import KvCacheError
+from onnxfuse.errors import KvCacheError, ModelError
 from onnxfuse.lower.kernels import KernelTable, Target
 from onnxfuse.lower.shared_cache import SharedCache, share
 from onnxfuse.runtime.in_place import InPlaceRunner
@@ -96,6 +96,16 @@ def test_shapes_of_the_caches_are_those_that_they_would_have(decoder: Any) -> No
         assert np.isfinite(made["y"]).all()
 
 
+def test_another_number_of_sequences_is_refused(decoder: Any) -> None:
+    """By ONNX Runtime, which would read past the end of what counts them."""
+    proto, cache = decoder().shared()
+    x = np.random.default_rng(0).standard_normal((2, 3, 128)).astype(np.float32)
+    for rows in (1, 3):
+        runner = InPlaceRunner(Runner(proto, level="all"), cache.caches, {p: (2, 2, 8, 16) for p, _ in cache.caches})
+        with pytest.raises(ModelError, match=f"must have batch_size .2. elements, got {rows}"):
+            runner.run({"x": x, "attention_mask": np.ones((rows, 3), np.int64)})
+
+
 # What the buffer cannot follow --------------------------------------------------------------------------------------
 
 
@@ -168,6 +178,7 @@ def test_masks_that_say_more(decoder: Any, bad_masks: list[str]) -> None:
     ({"dtype": "bfloat16", "mask": "boolean"}, "is in bfloat16, for which target `cpu` has no GroupQueryAttention"),
     ({"inputs": "float[b, p] other", "after": "size = Shape (other)  y = Identity (attended)",
       "outputs": "int64[2] size"}, "is given `other`, which is as long as the cache"),
+    ({"rows_of_mask": "1"}, "is padded by `attention_mask`, which has one row for all sequences"),
     ({"outputs_of_attention": "attended, present_k, present_v, scores", "outputs": "float[b, 4, s, z] scores"},
      "gives its scores"),
 ])
