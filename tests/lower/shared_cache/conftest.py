@@ -90,7 +90,7 @@ MASKS = {
 CONSTANTS = """
     int64 n0 = {0}, int64 n1 = {1}, int64 n4 = {4}, int64[1] a0 = {0}, int64[1] a1 = {1}, int64[2] a12 = {1, 2},
     int64[1] last = {-1}, int64[1] front = {-1000000}, float zero = {0}, float one = {1}, float minus_one = {-1},
-    float low = {-3.4028234663852886e38}
+    float low = {-3.4028234663852886e38}, float[4] sinks = {0.5, -1, 2, 0}
 """
 
 
@@ -107,6 +107,7 @@ class Decoder:
         outputs_of_attention: their names.
         past: the length of the cache.
         rows_of_mask: the first size of the mask.
+        sinks: whether each head has one.
         dtype, opset: of the model.
     """
 
@@ -120,6 +121,7 @@ class Decoder:
     outputs_of_attention: str = "attended, present_k, present_v"
     past: str = "p"
     rows_of_mask: str = "b"
+    sinks: bool = False
     dtype: str = "float"
     opset: int = 18
 
@@ -140,7 +142,7 @@ class Decoder:
                 {self.before}
                 q3, k3, v3 = Split <axis = 2> (x, parts)
                 {self.outputs_of_attention} = onnxfuse.std.Attention <{self.attrs}> (
-                    q3, k3, v3, {'mask' if self.mask else ''}, past_k, past_v)
+                    q3, k3, v3, {'mask' if self.mask else ''}, past_k, past_v{', , sinks' if self.sinks else ''})
                 {self.after}
             }}"""
         )

@@ -48,6 +48,7 @@ def test_every_spelling_of_a_mask_generates_the_same(decoder: Any, mask: str) ->
     {"attrs": "q_num_heads = 6, kv_num_heads = 2", "sizes": (144, 48, 48)},
     {"attrs": "q_num_heads = 4, kv_num_heads = 2, nan_guard = 1", "opset": 15},
     {"dtype": "float16", "mask": "boolean"},
+    {"sinks": True},
 ], ids=lambda c: ", ".join(f"{k} {v}" for k, v in c.items()))
 def test_forms_of_attention(decoder: Any, changes: dict[str, Any]) -> None:
     verdict, _, cache = generated(decoder(**changes))
