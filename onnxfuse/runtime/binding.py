@@ -93,7 +93,7 @@ class BoundSession:
     def _on_device(self, runtime: Any, array: np.ndarray) -> Any:
         if self._device == "cpu" or array.dtype.name == "bfloat16":
             return _to_ort(array)  # bfloat16 enters from the host: the Python API moves NumPy's own dtypes only
-        return runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self._device, 0)
+        return runtime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self._device, 0)
 
     def run(self) -> None:
         """Run once; returns when the results are there.

@@ -302,10 +302,11 @@ def _create(runtime: Any, proto: onnx.ModelProto, options: Any, providers: list[
 
 def _to_ort(value: np.ndarray) -> Any:
     runtime = ort()
+    # Not `ascontiguousarray`, which makes a vector of a scalar.
     if value.dtype == ml_dtypes.bfloat16:
-        bits = np.ascontiguousarray(value).view(np.uint16)
+        bits = np.asarray(value, order="C").view(np.uint16)
         return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
-    return runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+    return runtime.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"))
 
 
 def _from_ort(value: Any) -> np.ndarray:

@@ -74,6 +74,15 @@ def test_bfloat16() -> None:
     assert runner.cache("past").dtype == ml_dtypes.bfloat16 and np.array_equal(runner.cache("past"), x)
 
 
+def test_scalars_stay_scalars() -> None:
+    rank = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[1, 1, 1, 1] past, int32 x, bfloat16 b) => (float[1, 1, 1, 1] present, int64[k] shape, int64[l] other)
+        { present = Identity (past)  shape = Shape (x)  other = Shape (b) }""")
+    runner = InPlaceRunner(Runner(rank), [("past", "present")], {"past": (1, 1, 1, 1)})
+    made = runner.run({"x": np.array(3, np.int32), "b": np.array(3, ml_dtypes.bfloat16)})
+    assert made["shape"].tolist() == [] and made["other"].tolist() == []
+
+
 def test_what_onnxruntime_refuses_is_a_model_error() -> None:
     runner = InPlaceRunner(Runner(adder()), CACHES, SHAPES)
     with pytest.raises(ModelError, match="ONNX Runtime failed"):
