@@ -62,7 +62,7 @@ def visible_keys(mask: Value, past: object, *, causal: bool = False) -> Visible:
     if facts is None or offset is None:
         raise NotProvedError(f"has a mask `{mask.name}` of unknown sizes")
     parts = list(expr.walk(facts.expression))
-    padding = _padding({part for part in parts if isinstance(part, Elem)}, mask)
+    padding = _padding([part for part in parts if isinstance(part, Elem)], mask)
     diagonals = {part: _diagonal(part, mask) for part in parts if isinstance(part, Sign)}
     offsets = sorted({offset, *(diagonal.offset for diagonal in diagonals.values())}, key=repr)
     if len(offsets) > _MOST_DIAGONALS:
@@ -139,7 +139,7 @@ def _is_shown(
 # Padding ------------------------------------------------------------------------------------------------------------
 
 
-def _padding(elements: set[Elem], mask: Value) -> Value | None:
+def _padding(elements: list[Elem], mask: Value) -> Value | None:
     """The value of rank 2 of which all elements that the mask reads are the one at [b, k]."""
     sources: dict[int, Value] = {}
     for element in elements:
