@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph import consts, dims
+from onnxfuse.graph import consts, dims, view
 from onnxfuse.graph.ir import Constant, Node, Value, is_empty
 from onnxfuse.match.scope import Scope
 from onnxfuse.match.typing import same_shape, shape_of, show
@@ -229,12 +229,24 @@ def one_row_for_the_batch(scope: Scope, row: Value, total: Value) -> Outcome:
 @predicate
 def made_by_no_product(scope: Scope, *values: Value) -> Outcome:
     """of: values
-    holds: none of them comes from a `Linear` that could take a residual, even if its constant bias is still added apart
+    holds: none of them is (or is a sum with) the result of a `Linear` that could take a residual, even if its \
+constant bias is still added apart
     """
     for value in values:
-        maker = value.inputs[0] if value.inputs else None
-        if maker is not None and maker.op == "Add" and any(isinstance(v, Constant) for v in maker.inputs):
-            maker = next((v.inputs[0] for v in maker.inputs if v.inputs), None)
-        if maker is not None and maker.op == "Linear" and (len(maker.inputs) < 4 or is_empty(maker.inputs[3])):
-            return Refused("no product to take the residual", f"`{value.name}`", maker)
+        product = _open_product(scope, value)
+        if product is not None:
+            return Refused("no product to take the residual", f"`{value.name}`", product)
     return {}
+
+
+def _open_product(scope: Scope, value: Value) -> Node | None:
+    """The `Linear` without a residual that makes the value, or a term of it, for this reader alone."""
+    maker = view.producer(value)
+    if maker is None or scope.is_output(value) or len(view.consumers(value)) > 1:
+        return None
+    if maker.op == "Add":
+        found = (_open_product(scope, term) for term in maker.inputs if not isinstance(term, Constant))
+        return next((product for product in found if product is not None), None)
+    if maker.op != "Linear":
+        return None
+    return maker if len(maker.inputs) < 4 or is_empty(maker.inputs[3]) else _open_product(scope, maker.inputs[3])

@@ -17,10 +17,10 @@ from onnxfuse.ruletest.cases import load, parse_graph
 
 TEXT = """
 g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row)
- => (y, lo, hi, hi2, step, up, u, v, r, o1, o2, moved)
+ => (y, lo, hi, hi2, step, up, u, v, r, o1, o2, moved, done, ev, od)
 <float two = {2}, float[2] pair = {2, 2}, float[2] other = {2, 3}, int64[1] zero = {0}, int64[1] four = {4},
  int64[1] eight = {8}, int64[1] three = {3}, int64[1] last = {-1},
- int64[1] first = {0}, int64[1] one = {1}, float[8,8] w, float[8] b>
+ int64[1] first = {0}, int64[1] two1 = {2}, int64[1] one = {1}, float[8,8] w, float[8] b>
 {
   y = Add (x, z)
   lo = Slice (x, zero, four, last)
@@ -28,6 +28,8 @@ g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row)
   hi2 = Slice (x, three, eight, last)
   step = Slice (x, zero, four, first)
   up = Slice (z, four, eight, last)
+  ev = Slice (x, zero, eight, last, two1)
+  od = Slice (x, one, eight, last, two1)
   o1 = Slice (odd, zero, three, last)
   o2 = Slice (odd, three, eight, last)
   h = onnxfuse.Linear (x, w)
@@ -35,6 +37,11 @@ g (float[B,S,8] x, float[B,S,8] z, float[B,7] odd, float[1,S,8] row)
   q = onnxfuse.Linear (z, w, , y)
   v = Relu (q)
   moved = Neg (row)
+  k = onnxfuse.Linear (x, w)
+  kb = Add (k, b)
+  sum = Add (kb, z)
+  after = onnxfuse.Linear (x, w, , sum)
+  done = Relu (after)
   r = Sub (z, x)
 }
 """
@@ -123,7 +130,15 @@ EMPTY = Constant("e", np.zeros(0, np.float32))
         ("one_row_for_the_batch", ("z", "y"), {}, False),
         ("one_row_for_the_batch", ("odd", "odd"), {}, False),
         ("made_by_no_product", ("h",), {}, False),
-        ("made_by_no_product", ("x", "u"), {}, False),
+        ("made_by_no_product", ("x", "u"), {}, True),  # an output of the graph stays
+        ("made_by_no_product", ("x", "kb"), {}, False),
+        ("made_by_no_product", ("sum",), {}, False),
+        ("made_by_no_product", ("after",), {}, False),
+        ("alternating", ("ev", "od"), {}, True),
+        ("alternating", ("od", "ev"), {}, True),
+        ("alternating", ("ev", "ev"), {}, False),
+        ("alternating", ("lo", "hi"), {}, False),
+        ("alternating", ("ev", "up"), {}, False),
         ("made_by_no_product", ("q",), {}, True),
     ],
 )
