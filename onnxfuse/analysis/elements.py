@@ -13,7 +13,7 @@ import numpy as np
 from onnxfuse.analysis import expr, patterns
 from onnxfuse.analysis.expr import Elem, Expr, Int, Lit, Op
 from onnxfuse.analysis.poly import Index, Poly, product
-from onnxfuse.analysis.reshaping import NotProvedError, Position, reshaped
+from onnxfuse.analysis.reshaping import NotProvedError, Position, quotient_and_rest, reshaped
 from onnxfuse.analysis.sizes import Sizes, UnknownSizeError, attr, axes_of, dtype_of
 from onnxfuse.graph import consts, types, view
 from onnxfuse.graph.ir import Constant, Node, Value
@@ -281,6 +281,8 @@ class Elements:
                 result.append(Poly.of(0))
             elif size == outer[axis]:
                 result.append(index[axis])
+            elif node.op == "Tile":
+                result.append(quotient_and_rest(index[axis], size)[1])
             else:
                 raise NotProvedError
         return self.at(node.inputs[0], tuple(result))

@@ -38,7 +38,7 @@ def reshaped(inner: Position, outer: Position, index: Position) -> Position:
             flat = flat * outer[axis] + index[axis]
         parts: list[Poly] = []
         for axis in range(i_end - 1, i, -1):
-            flat, remainder = _divmod(flat, inner[axis])
+            flat, remainder = quotient_and_rest(flat, inner[axis])
             parts.append(remainder)
         if i_end > i:
             parts.append(flat)
@@ -47,7 +47,8 @@ def reshaped(inner: Position, outer: Position, index: Position) -> Position:
     return tuple(result)
 
 
-def _divmod(number: Poly, size: Poly) -> tuple[Poly, Poly]:
+def quotient_and_rest(number: Poly, size: Poly) -> tuple[Poly, Poly]:
+    """number // size and number % size. Raises NotProvedError unless the second is provably one."""
     if size == 1:
         return number, Poly.of(0)
     quotient, remainder = Poly.of(0), Poly.of(0)

@@ -10,7 +10,8 @@ from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.expr import Expr, Op
 from onnxfuse.analysis.poly import Index, Poly
 from onnxfuse.analysis.sizes import Sized, UnknownSizeError
-from onnxfuse.graph.ir import Value
+from onnxfuse.graph import consts
+from onnxfuse.graph.ir import Constant, Value
 
 _LARGEST_HEAD = 1024
 
@@ -25,6 +26,27 @@ def rotation(x: Value, rotated: Value, elements: Elements) -> int | None:
         if _element(rotated, first, elements) != _negative(_element(x, second, elements)):
             continue
         if _element(rotated, second, elements) == _element(x, first, elements):
+            return interleaved
+    return None
+
+
+def rolled(x: Value, swapped: Value, signs: Value, elements: Elements) -> int | None:
+    """As `rotation`, for halves (or pairs) that have changed places without a sign; a constant vector of the last axis
+    holds -1 for the first of two and 1 for the second."""
+    size = _last_size(x, elements)
+    if size is None or size % 2 or size != _last_size(swapped, elements) or not isinstance(signs, Constant):
+        return None
+    numbers = consts.array(signs).reshape(-1)
+    if numbers.size != size:
+        return None
+    for interleaved in (0, 1):
+        pairs = numbers.reshape(-1, 2).T if interleaved else numbers.reshape(2, -1)
+        first, second = _partners(size, interleaved)
+        if not ((pairs[0] == -1).all() and (pairs[1] == 1).all()):
+            continue
+        if _element(swapped, first, elements) != _element(x, second, elements):
+            continue
+        if _element(swapped, second, elements) == _element(x, first, elements):
             return interleaved
     return None
 

@@ -135,8 +135,24 @@ def rotation(scope: Scope, x: Value, rotated: Value) -> Outcome:
     kind = rotary.rotation(x, rotated, _elements(scope))
     if kind is None:
         return Refused(f"`{x.name}` with halves or pairs rotated", f"`{rotated.name}`")
+    return _of_kind(x, kind)
+
+
+def _of_kind(x: Value, kind: int) -> dict[str, Any]:
     size = x.shape[-1]
     return {"interleaved": kind, "ends": [size if kind else size // 2], "step": [2 if kind else 1]}
+
+
+@predicate
+def rolled_with_signs(scope: Scope, x: Value, rolled: Value, signs: Value) -> Outcome:
+    """of: two values, a constant vector
+    holds: the second, times the vector, is the first with its halves, or the numbers of its pairs, rotated
+    results: as of `rotation`
+    """
+    kind = rotary.rolled(x, rolled, signs, _elements(scope))
+    if kind is None:
+        return Refused(f"`{x.name}` with halves or pairs swapped, and their signs", f"`{rolled.name}`")
+    return _of_kind(x, kind)
 
 
 @predicate

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from onnxfuse.analysis import rotary
 from onnxfuse.analysis.elements import Elements
 from onnxfuse.graph import shapes
-from onnxfuse.graph.ir import Value
+from onnxfuse.graph.ir import Constant, Value
 from onnxfuse.graph.model import Model
 from onnxfuse.ruletest.cases import parse_graph
 
@@ -101,3 +102,29 @@ def test_equal_columns_of_a_stored_table(columns: list[int], interleaved: int, r
     assert rotary.repeated(stored_table(columns, read=read), interleaved, Elements())
     assert not rotary.repeated(stored_table(columns, read=read), 1 - interleaved, Elements())
     assert not rotary.repeated(stored_table([1, 2, 1, 3], read=read), 0, Elements())
+
+
+@pytest.mark.parametrize(
+    ("body", "signs", "kind"),
+    [
+        ("hi = Slice (x, half, end, last) lo = Slice (x, zero, half, last) r = Concat <axis=-1> (hi, lo)",
+         [-1] * 4 + [1] * 4, 0),
+        ("hi = Slice (x, half, end, last) lo = Slice (x, zero, half, last) r = Concat <axis=-1> (hi, lo)",
+         [-1, 1] * 4, None),
+        ("""p = Reshape (x, pairs) o = Slice (p, one, two, last) e = Slice (p, zero, one, last)
+        c = Concat <axis=-1> (o, e) r = Reshape (c, flat)""", [-1, 1] * 4, 1),
+        ("r = Identity (x)", [-1] * 4 + [1] * 4, None),
+    ],
+)  # fmt: skip
+def test_swapped_with_signs(body: str, signs: list[int], kind: int | None) -> None:
+    x, swapped = values(body)
+    vector = Constant("signs", np.array(signs, np.float32))
+    assert rotary.rolled(x, swapped, vector, Elements()) == kind
+
+
+@pytest.mark.parametrize(("repeats", "kind", "holds"), [(2, 0, True), (2, 1, False), (1, 0, False)])
+def test_a_tiled_table_holds_every_number_twice(repeats: int, kind: int, holds: bool) -> None:
+    model = Model(parse_graph(
+        f"g (float[S,4] f) => (t) <int64[2] n = {{1, {repeats}}}> {{ r = Tile (f, n) t = Cos (r) }}", 18))  # fmt: skip
+    shapes.infer(model)
+    assert rotary.repeated(model.graph.outputs[0], kind, Elements()) is holds

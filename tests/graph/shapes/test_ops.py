@@ -138,6 +138,28 @@ def test_shape_arithmetic_ends_in_names() -> None:
     assert value(engine, "b").content == B
 
 
+@pytest.mark.parametrize(
+    ("bounds", "length"), [((0.5, 4.0, 1.0), 4), ((0.0, 1.0, 0.25), 4), ((1.0, 0.0, 1.0), 0), ((3.0, 0.0, -2.0), 2)]
+)
+def test_a_range_of_fractions_has_a_known_length(bounds: tuple[float, ...], length: int) -> None:
+    named = ", ".join(f"float {n} = {{{v}}}" for n, v in zip("abd", bounds, strict=True))
+    engine = infer("r = Range (a, b, d) y = Add (r, one)", "float[B,S,8] x", f"{named}, float one = {{1}}")
+    assert value(engine, "y").shape == (length,)
+    wrong, checked = disagreements(engine.model, {"x": np.ones((2, 3, 8), np.float32)})
+    assert not wrong and checked
+
+
+def test_a_range_whose_length_depends_on_rounding_is_not_claimed() -> None:
+    """0.7 / 0.1 is 7 in one precision and a little less or more in another."""
+    named = "float a = {0}, float b = {0.7}, float d = {0.1}"
+    engine = infer("r = Range (a, b, d) y = Neg (r)", "float[B,S,8] x", named)
+    first, last, step = np.float32(0), np.float32(0.7), np.float32(0.1)
+    lengths = {int(np.ceil((last - first) / step)), int(np.ceil(float(last) / float(step)))}
+    assert (value(engine, "r").shape[0] in (7, 8)) is (len(lengths) == 1)
+    wrong, _ = disagreements(engine.model, {"x": np.ones((2, 3, 8), np.float32)})
+    assert not wrong
+
+
 def test_free_size_of_a_reshape_is_solved() -> None:
     engine = infer("y = Reshape (x, t)", "float[B,S,64] x", "int64[4] t = {0, 0, -1, 16}")
     assert value(engine, "y").shape == (B, S, 4, 16)
