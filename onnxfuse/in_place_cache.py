@@ -71,7 +71,6 @@ def _generate(
 ) -> GenerationVerdict:
     cache = built.shared_cache
     assert cache is not None
-    scenario = verifier.sets[0].scenario
     caches = Caches(
         cache.caches, mask_of(original) if cache.grouped else cache.mask, cache.added_inputs, cache.window,
         cache.new_tokens, compact=cache.grouped,
@@ -79,7 +78,7 @@ def _generate(
     try:
         check = GenerationCheck(
             original, caches, base_dir=built.model.base_dir, provider=builder.provider, seed=seed,
-            fixed=scenario.fixed if scenario is not None else {}, quantized=verifier.quantized,
+            example=verifier.sets[0].feeds, quantized=verifier.quantized,
             custom_ops=custom_ops,
         )
     except VerificationError as error:

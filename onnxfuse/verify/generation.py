@@ -24,7 +24,7 @@ from onnxfuse.verify.compare import Comparison, compare
 
 #: Windows that are longer are not filled.
 _LONGEST_WINDOW = 64
-#: The size of what does not change from step to step, such as the length of an encoder's output.
+#: The size of what does not change from step to step, such as the length of an encoder's output, without an example.
 _ELSEWHERE = 5
 #: Rows of a buffer that no token needs.
 _SPARE_ROWS = 3
@@ -127,7 +127,7 @@ class GenerationCheck:
         provider: `cpu` or `cuda`.
         caches: how they are fed.
         seed: of the generated inputs.
-        fixed, shapes: sizes of dimensions, and shapes of inputs, that the original needs.
+        example: an input set that the original takes; sizes that do not change from step to step are as there.
         quantized: whether the model quantizes activations.
         custom_ops: custom-op libraries that the models need.
 
@@ -137,7 +137,7 @@ class GenerationCheck:
 
     def __init__(
         self, proto: onnx.ModelProto, caches: Caches, *, base_dir: Path | None = None, provider: str = "cpu",
-        seed: int = 0, fixed: Mapping[str, int] | None = None, quantized: bool = False,
+        seed: int = 0, example: Mapping[str, np.ndarray] | None = None, quantized: bool = False,
         custom_ops: Iterable[str | Path] = (),
     ) -> None:
         self._caches = caches
@@ -145,11 +145,11 @@ class GenerationCheck:
         self._provider = provider
         self._custom_ops = tuple(custom_ops)
         self._seed = seed
-        self._fixed = dict(fixed or {})
         self._quantized = quantized
         self._dtype = narrowest(proto)
         self._small = weight_bytes(proto) <= MEDIUM
         self._specs = feeds.input_specs(proto)
+        self._fixed = _constant_sizes(self._specs, caches, example or {})
         self._wide: str | None = None
         try:
             self._unfused = Runner(proto, provider, base_dir=base_dir, custom_ops=self._custom_ops)
@@ -311,8 +311,7 @@ class _Inputs:
         self._specs = list(specs)
         self._caches = caches
         self._course = course
-        constant = dict.fromkeys(_constant_dims(specs, caches), _ELSEWHERE)
-        self._scenario = feeds.Scenario(course.name, batch=course.batch, fixed={**constant, **fixed}, seed=seed)
+        self._scenario = feeds.Scenario(course.name, batch=course.batch, fixed=fixed, seed=seed)
         self._mask = np.zeros((course.batch, 0), bool)
         self._past_names = {past for past, _ in caches.names}
 
@@ -365,8 +364,10 @@ class _Inputs:
         return self._mask
 
 
-def _constant_dims(specs: Sequence[feeds.InputSpec], caches: Caches) -> set[str]:
-    """Names of dimensions that stay the same from step to step, but for the batch."""
+def _constant_sizes(
+    specs: Sequence[feeds.InputSpec], caches: Caches, example: Mapping[str, np.ndarray]
+) -> dict[str, int]:
+    """Sizes by name of the dimensions that stay the same from step to step, but for the batch."""
     by_name = {spec.name: spec for spec in specs}
     past = [by_name[name] for name, _ in caches.names]
     changing = {spec.dims[axis] for spec in past for axis in (0, 2)}
@@ -375,8 +376,16 @@ def _constant_dims(specs: Sequence[feeds.InputSpec], caches: Caches) -> set[str]
     ids = [(spec.name, 1) for spec in specs if spec.role == "ids"]
     for name, axis in [caches.new_tokens] if caches.new_tokens is not None else ids[:1]:
         changing.add(by_name[name].dims[axis])
-    names = {dim for spec in specs if spec not in past for dim in spec.dims if isinstance(dim, str)}
-    return {name for name in names - changing if name.isidentifier()}
+    found: dict[str, int] = {}
+    for spec in specs:
+        for axis, dim in enumerate(spec.dims):
+            if not isinstance(dim, str) or not dim.isidentifier() or dim in changing:
+                continue
+            if spec.name in example:
+                found.setdefault(dim, example[spec.name].shape[axis])
+            elif spec not in past:
+                found.setdefault(dim, _ELSEWHERE)
+    return found
 
 
 def _rows(cache: np.ndarray, chosen: np.ndarray | None, counts: np.ndarray) -> np.ndarray:

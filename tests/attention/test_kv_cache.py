@@ -94,26 +94,28 @@ def feeds(made: Any, mask: np.ndarray, new: int, rng: np.random.Generator) -> di
     return {i.name: values[i.name] for i in made.get_inputs() if i.name in values}
 
 
+#: Lengths of the prompts, what they are padded to, and how many tokens come in each later run.
 COURSES = {
-    "one sequence": ([7], (1, 1, 1)),
-    "two prompts of different lengths": ([6, 3], (1, 1, 1, 1)),
-    "two equal prompts": ([4, 4], (1, 1)),
-    "several tokens with a cache": ([5], (3, 1, 4)),
-    "from one token on": ([1, 1], (1, 1, 1)),
-    "a padded prompt alone": ([4, 9], (1,)),
+    "one sequence": ([7], 7, (1, 1, 1)),
+    "two prompts of different lengths": ([6, 3], 6, (1, 1, 1, 1)),
+    "two equal prompts": ([4, 4], 4, (1, 1)),
+    "several tokens with a cache": ([5], 5, (3, 1, 4)),
+    "several tokens after a padded prompt": ([4], 9, (3, 1, 2)),
+    "from one token on": ([1, 1], 1, (1, 1, 1)),
+    "all prompts padded": ([2, 5, 3], 8, (1, 1)),
 }
 
 
 @pytest.mark.parametrize("record", [r for r in RECORDS if r["dtype"] in TOLERANCE], **NAMES)
 @pytest.mark.parametrize("course", COURSES)
 def test_the_same_is_generated(record: dict[str, Any], course: str) -> None:
-    lengths, steps = COURSES[course]
+    lengths, width, steps = COURSES[course]
     exported, shared, cache = build(record)
     growing, in_place = (kind(proto, cache.caches, len(lengths)) for kind, proto in
                          ((Growing, exported), (InPlace, shared)))
-    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    mask = (np.arange(width) < np.array(lengths)[:, None]).astype(np.int64)
     rng = np.random.default_rng(3)
-    for number, new in enumerate((max(lengths), *steps)):
+    for number, new in enumerate((width, *steps)):
         if number:
             mask = np.concatenate([mask, np.ones((len(lengths), new), np.int64)], axis=1)
         given = feeds(growing.session, mask, new, rng)

@@ -239,3 +239,21 @@ def test_attention_in_a_branch(decoder: Any) -> None:
     }""")
     with pytest.raises(KvCacheError, match="reads its cache in a subgraph or a function"):
         share(model, KernelTable(Target("cpu")))
+
+
+# What does not grow --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", [{}, {"memory": np.zeros((2, 7, 16))}], ids=["none", "given"])
+def test_the_output_of_an_encoder_keeps_its_length(decoder: Any, example: dict[str, np.ndarray]) -> None:
+    """It comes in as states and as keys, which must fit together in every step."""
+    given = decoder(
+        inputs="float[b, 2, enc, 16] past_cross_k, float[b, enc, 16] memory",
+        after="""states = Unsqueeze (memory, a1)  both = Add (past_cross_k, states)
+                 mean = ReduceMean <keepdims = 0> (both)  y = Add (attended, mean)""",
+    )
+    proto, cache = given.shared()
+    assert [past for past, _ in cache.caches] == ["past_k", "past_v"]
+    caches = Caches(cache.caches, cache.mask, cache.added_inputs, cache.window, cache.new_tokens)
+    verdict = GenerationCheck(given.growing(), caches, example=example).check(proto)
+    assert verdict.status == "passed" and len(verdict.runs) == 3, verdict.problems
