@@ -249,8 +249,8 @@ def test_the_output_of_an_encoder_keeps_its_length(decoder: Any, example: dict[s
     """It comes in as states and as keys, which must fit together in every step."""
     given = decoder(
         inputs="float[b, 2, enc, 16] past_cross_k, float[b, enc, 16] memory",
-        after="""states = Unsqueeze (memory, a1)  both = Add (past_cross_k, states)
-                 mean = ReduceMean <keepdims = 0> (both)  y = Add (attended, mean)""",
+        after="""states = Unsqueeze (memory, a1)  crossed = Add (past_cross_k, states)
+                 mean = ReduceMean <keepdims = 0> (crossed)  y = Add (attended, mean)""",
     )
     proto, cache = given.shared()
     assert [past for past, _ in cache.caches] == ["past_k", "past_v"]
