@@ -11,10 +11,10 @@ from onnxfuse.analysis import masks, rotary
 from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.sizes import poly_of_dim
 from onnxfuse.graph import types, view
-from onnxfuse.graph.ir import Value
+from onnxfuse.graph.ir import Constant, Value
 from onnxfuse.match.predicates import Outcome, Refused, predicate
 from onnxfuse.match.scope import Scope
-from onnxfuse.match.typing import dtype_of
+from onnxfuse.match.typing import dtype_of, shape_of, show
 
 
 def _elements(scope: Scope) -> Elements:
@@ -35,6 +35,19 @@ def positive_ratio(scope: Scope, first: float, second: float, third: float = 1.0
         return Refused("a divisor other than 0", second)
     ratio = float(first) * float(third) / float(second)
     return {"ratio": ratio} if 0 < ratio < math.inf else Refused("a positive number", ratio)
+
+
+@predicate
+def one_per_head(scope: Scope, value: Value) -> Outcome:
+    """of: a value
+    holds: its last two axes have size 1, or it is one number that is only known at run time
+    """
+    shape = shape_of(value)
+    if shape is None or any(size != 1 for size in shape[-2:]):
+        return Refused("a number of each head", show(shape))
+    if isinstance(value, Constant) and all(size == 1 for size in shape):
+        return Refused("a number of each head", "one constant, which is taken into the scale")
+    return {}
 
 
 @predicate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxfuse.graph.ir import Variable
+from onnxfuse.graph.ir import Constant, Variable
 from onnxfuse.match.predicates import REGISTRY, Refused
 
 ANY: Any = None
@@ -70,3 +70,17 @@ def test_an_axis_dropped_before_a_transpose() -> None:
     found = held("before_heads_transposed", perm, [2])
     before = x.squeeze(tuple(found["axes"])).transpose(found["kept"])
     assert np.array_equal(before, x.transpose(perm).squeeze(2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "holds"),
+    [((4, 1, 1), True), ((1, 1), True), ((), True), ((4, 1, 3), False), ((4,), False), (None, False)],
+)
+def test_a_number_of_each_head(shape: tuple[int, ...] | None, holds: bool) -> None:
+    value = Variable("s", dtype="float32", shape=shape)
+    assert (not isinstance(REGISTRY["one_per_head"](ANY, value), Refused)) is holds
+
+
+def test_one_constant_number_is_left_to_the_scale() -> None:
+    assert isinstance(REGISTRY["one_per_head"](ANY, Constant("c", np.ones((1, 1, 1), np.float32))), Refused)
+    assert held("one_per_head", Constant("c", np.ones((4, 1, 1), np.float32))) == {}
