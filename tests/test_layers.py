@@ -22,10 +22,11 @@ RANK = {
     "runtime": 4, "rewrite": 4, "lower": 4,
     "verify": 5, "bench": 5, "tune": 5, "ruletest": 5, "pipeline": 5,
     "report": 6, "reverting": 6, "explanation": 6, "skeleton": 6,
-    "optimizer": 7,
-    "regress": 8, "html_report": 8, "pytest_plugin": 9,
-    "cli": 9,
-    "__init__": 10, "__main__": 10,
+    "in_place_cache": 7,
+    "optimizer": 8,
+    "regress": 9, "html_report": 9, "pytest_plugin": 10,
+    "cli": 10,
+    "__init__": 11, "__main__": 11,
 }  # fmt: skip
 #: A rule is data: it knows nothing of graphs. A rewrite runs nothing. Exceptions to the ranks, downwards.
 FORBIDDEN = {("rules", "graph"), ("rewrite", "runtime"), ("ops", "graph")}
