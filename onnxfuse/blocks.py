@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from onnxfuse.graph import consts, view
+from onnxfuse.graph import consts, dims, view
 from onnxfuse.graph.ir import Constant, Graph, Node, Value
 from onnxfuse.graph.model import Model
 
@@ -251,7 +251,10 @@ def _is_broadcast_skip(value: Value) -> bool:
     readers = [n for n in view.consumers(value) if (view.domain(n), n.op) in _SKIP and n.inputs[0] is value]
     skip = readers[0].inputs[1] if readers else value
     shapes = [_shape(v) for v in (value, skip)]
-    return None not in shapes and shapes[0] != shapes[1]
+    if None in shapes:
+        return False
+    one, other = (shape or () for shape in shapes)
+    return len(one) != len(other) or not all(map(dims.same_when_added, one, other))
 
 
 def _shape(value: Value) -> tuple[Any, ...] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxfuse.graph import consts, dims, view
 from onnxfuse.graph.ir import Constant, Node, Value, is_empty
 from onnxfuse.match.scope import Scope
-from onnxfuse.match.typing import same_shape, shape_of, show
+from onnxfuse.match.typing import same_shape, same_when_added, shape_of, show
 
 
 @dataclass(slots=True)
@@ -224,6 +224,17 @@ def one_row_for_the_batch(scope: Scope, row: Value, total: Value) -> Outcome:
     if known and all(dims.equal_if_broadcast(a, b) for a, b in zip(without, whole[1:], strict=True)):
         return {}
     return Refused(show(whole[1:]), show(one))
+
+
+@predicate
+def equal_when_added(scope: Scope, first: Value, second: Value) -> Outcome:
+    """of: two values that are added
+    holds: neither is broadcast, provably, as far as they can be added at all
+    """
+    one, other = shape_of(first), shape_of(second)
+    if same_when_added(one, other):
+        return {}
+    return Refused(show(one), show(other))
 
 
 @predicate

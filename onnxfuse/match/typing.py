@@ -41,6 +41,15 @@ def same_shape(a: Shape | None, b: Shape | None) -> bool:
     return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
 
 
+def same_when_added(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are provably equal if values of these shapes can be added at all."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(_same_when_added, a, b))
+
+
+def _same_when_added(a: Any, b: Any) -> bool:
+    return same_dim(a, b) or (isinstance(a, dims.Dim) and isinstance(b, dims.Dim) and dims.same_when_added(a, b))
+
+
 def broadcasts_to(a: Shape | None, b: Shape | None) -> bool:
     """Whether a value of shape `a` broadcasts to shape `b` without changing `b`."""
     if a is None or b is None or len(a) > len(b):

@@ -240,3 +240,11 @@ def test_sizes_that_are_equal_if_they_broadcast() -> None:
     assert not dims.equal_if_broadcast(dims.minimum(128, n), x)
     assert not dims.equal_if_broadcast(dims.maximum(128, x), x)
     assert not dims.equal_if_broadcast(1, x)
+
+
+def test_sizes_of_tensors_that_are_added() -> None:
+    x, y = dims.symbol("x"), dims.symbol("y")
+    for one, other in ((x, x), (dims.minimum(128, x), x), (dims.maximum(x - 1, 0), x - 1), (7, 7)):
+        assert dims.same_when_added(one, other) and dims.same_when_added(other, one)
+    for one, other in ((x, y), (x, 1), (x, 7), (dims.minimum(1, x), x), (dims.maximum(x, 1), x), (x + 1, x)):
+        assert not dims.same_when_added(one, other) and not dims.same_when_added(other, one)

@@ -43,6 +43,7 @@ PASSES: dict[str, Pass] = {
     "root-sizes": sizes.root_sizes,
     "duplicate-sizes": duplicates.merge_sizes,
     "fold-constants": folding.fold_constants,
+    "fold-parts": folding.fold_parts,
     "reshape-targets": targets.reshape_targets,
     "expand-targets": targets.expand_targets,
     "slice-bounds": targets.slice_bounds,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import consts, view
 from onnxfuse.graph.canonicalize.evaluate import FUNCTIONS, evaluate
-from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, shape_of
+from onnxfuse.graph.canonicalize.scope import Scope, dtype_of, shape_of, static_attr
 from onnxfuse.graph.ir import Constant, Deferred, Node, Value
 from onnxfuse.graph.shapes import content as contents
 from onnxfuse.graph.types import numpy_of
@@ -91,6 +93,69 @@ def fold_constants(scope: Scope) -> int:
             continue
         count += scope.replace(output, scope.constant(output.name, result))
     return count
+
+
+def fold_parts(scope: Scope) -> int:
+    """An initializer that is only read in parts, by Splits and constant Slices, gives way to the parts, where they are
+    together no larger (the packed projections of `torch.nn.MultiheadAttention` in cross attention)."""
+    count = 0
+    sources = {id(n.inputs[0]): n.inputs[0] for n in scope.nodes("Split", "Slice") if isinstance(n.inputs[0], Constant)}
+    members = set(scope.graph.nodes)
+    for source in sources.values():
+        readers = view.consumers(source)
+        if consts.dtype_of(source) is None or not members.issuperset(readers):
+            continue
+        cuts = [_cuts(node, source) for node in readers]
+        if any(cut is None for cut in cuts):
+            continue
+        parts = [part for cut in cuts for part in cut or ()]
+        if sum(size for _, _, size in parts) > consts.nbytes_of(source):
+            continue
+        if any(scope.is_output(output) for output, _, _ in parts):
+            continue
+        for output, where, _ in parts:
+            dtype = numpy_of(str(consts.dtype_of(source)))
+            held = Deferred(shape_of(output), dtype, _part_of(source, where))  # type: ignore[arg-type]
+            count += scope.replace(output, scope.constant(output.name, held))
+    return count
+
+
+def _part_of(source: Constant, where: tuple[slice, ...]) -> Callable[[], np.ndarray]:
+    return lambda: consts.array(source)[where]
+
+
+def _cuts(node: Node, source: Constant) -> list[tuple[Value, tuple[slice, ...], int]] | None:
+    """(output, where it lies, bytes) of each part that a Split or Slice of a constant makes; None if unknown."""
+    if node.op not in ("Split", "Slice") or node.inputs[0] is not source or node.domain not in (None, "", "ai.onnx"):
+        return None
+    if not all(isinstance(v, Constant) or not v.name for v in node.inputs):
+        return None
+    shape = consts.shape_of(source)
+    sizes = [_bytes(output) for output in node.outputs]
+    if any(size is None for size in sizes):
+        return None
+    places: list[tuple[slice, ...]]
+    if node.op == "Split":
+        axis = static_attr(node, "axis", 0)
+        if axis is None:
+            return None
+        ends = np.cumsum([(shape_of(output) or shape)[axis] for output in node.outputs])
+        whole: tuple[slice, ...] = (slice(None),) * (axis % len(shape))
+        places = [(*whole, slice(start, end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    else:
+        bounds = [consts.ints(v) if v.name else None for v in node.inputs[1:]]
+        if len(bounds) < 2 or any(b is None for b in bounds[:2]):
+            return None
+        starts, ends_ = bounds[0] or [], bounds[1] or []
+        axes = bounds[2] if len(bounds) > 2 and bounds[2] is not None else list(range(len(starts)))
+        if len(bounds) > 3 and any(step != 1 for step in bounds[3] or [0]):
+            return None
+        place = [slice(None)] * len(shape)
+        for start, end, at in zip(starts, ends_, axes, strict=True):
+            place[at] = slice(start, end)
+        places = [tuple(place)]
+    made = zip(node.outputs, places, sizes, strict=True)
+    return [(output, where, size or 0) for output, where, size in made if output.outputs]
 
 
 def _bytes(value: Value) -> int | None:

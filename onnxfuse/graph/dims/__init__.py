@@ -17,6 +17,7 @@ from onnxfuse.graph.dims.operations import (
     minimum,
     negate,
     parts_of_broadcast,
+    same_when_added,
     select,
 )
 from onnxfuse.graph.dims.polynomial import (
@@ -54,6 +55,7 @@ __all__ = [
     "parse",
     "parts_of_broadcast",
     "product",
+    "same_when_added",
     "select",
     "symbol",
     "truncate_divide",

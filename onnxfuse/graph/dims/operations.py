@@ -118,6 +118,18 @@ def equal_if_broadcast(size: SymInt, whole: SymInt) -> bool:
     return all(value == whole or bounds(value)[0] > 1 for value in atom.args)
 
 
+def same_when_added(left: SymInt, right: SymInt) -> bool:
+    """Whether the sizes of two tensors must be equal if the tensors can be added at all (and neither is repeated)."""
+    if left == right:
+        return True
+    if not (isinstance(left, Dim) and isinstance(right, Dim)):
+        return False
+    if equal_if_broadcast(left, right) or equal_if_broadcast(right, left):
+        return True
+    # The size of a tensor is not negative.
+    return maximum(left, 0) == right or maximum(right, 0) == left
+
+
 def equal(left: SymInt, right: SymInt) -> bool | Dim:
     """Whether two symbolic integers are equal: True, False, or a symbolic 0 or 1."""
     difference = left - right

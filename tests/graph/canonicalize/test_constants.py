@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from onnxfuse.graph import consts
+from onnxfuse.graph.canonicalize import canonicalize
 from onnxfuse.graph.ir import Constant
 from tests.graph.canonicalize.checking import canonical, ints, ops, text, weights
+from tests.graph.soundness import load_text
 
 
 def test_constant_nodes_become_initializers() -> None:
@@ -79,3 +82,36 @@ def test_nothing_that_grows_is_folded() -> None:
         len(i.raw_data) + 8 * len(i.int64_data) + 4 * len(i.float_data) for i in model.to_proto().graph.initializer
     )
     assert size < 600
+
+
+@pytest.mark.parametrize(
+    "cut",
+    ["a, b = Split <axis=0> (w, sizes)", "a = Slice (w, zero, four, zero) b = Slice (w, four, far, zero)"],
+    ids=["split", "slices"],
+)
+def test_a_weight_that_is_read_in_parts_is_stored_in_parts(cut: str) -> None:
+    constants = weights(40, 32) + ", int64[2] sizes = {12, 28}, int64[1] zero = {0}, int64[1] four = {12}"
+    body = f"{cut} s = Transpose (a) t = Transpose (b) y = MatMul (x, s) z = MatMul (x, t)"
+    source = text(body, "float[B,S,32] x", "float[B,S,12] y, float[B,S,28] z", constants + ", int64[1] far = {100}")
+    model, counts = canonical(source, exact=False)
+    assert ops(model) == ["MatMul", "MatMul"]
+    assert counts["fold-parts"] == 2
+    held = sum(np.prod(t.dims) for t in model.to_proto().graph.initializer)
+    assert held == 40 * 32
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Slice (w, zero, most, zero) b = Slice (w, few, far, zero)",
+        "a = Slice (w, zero, few, zero) b = Relu (w)",
+    ],
+    ids=["overlapping", "read-whole"],
+)
+def test_a_weight_whose_parts_are_larger_stays(body: str) -> None:
+    constants = weights(40, 32) + ", int64[1] zero = {0}, int64[1] most = {36}, int64[1] few = {16}"
+    constants += ", int64[1] far = {100}"
+    outputs = "float[B,S,32] y, float[B,S,32] z"
+    model = load_text(text(f"{body} y = MatMul (x, a) z = MatMul (x, b)", "float[B,S,K] x", outputs, constants))
+    assert canonicalize(model)["fold-parts"] == 0
+    assert "Slice" in ops(model)
