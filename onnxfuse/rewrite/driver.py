@@ -228,6 +228,8 @@ class _Pass:
         inserted: dict[Node, list[Node]] = {}
         gone: set[Node] = set()
         several = False
+        deferred: set[Node] = set()
+        top = matches[0].program.priority if matches else 0
         for match in matches:
             by = next((taken[n] for n in match.nodes if n in taken), None)
             if by is not None or match.root in gone:
@@ -235,6 +237,11 @@ class _Pass:
                     self.tracer.preempted(match.rule, match.root, by or "another rule", match.nodes)
                 continue
             if changed and not changed.isdisjoint(self.surroundings(match)):
+                if match.program.priority < top:
+                    # A better rule may match what the change has made: in the next pass it is asked first.
+                    deferred.add(match.root)
+                    changed |= self.surroundings(match)
+                    continue
                 again = find(match.program, self.scope, match.root, self.tracer, self.search(match.program))
                 if again is None or any(n in taken for n in again.nodes):
                     continue
@@ -275,7 +282,7 @@ class _Pass:
                 touched.update(view.consumers(output))
         if gone or inserted:
             self.rebuild(inserted, gone, several)
-        return touched - gone
+        return (touched | deferred) - gone
 
     @staticmethod
     def surroundings(match: Match) -> set[int]:

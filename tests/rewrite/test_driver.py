@@ -56,6 +56,23 @@ def test_priority_overrides_the_size_and_ties_go_by_id(attempt) -> None:
     assert tried.ops == ["Abs"] and tried.report.counts() == {"first": 1}
 
 
+def test_a_rule_waits_for_what_a_better_one_may_make_of_a_change(attempt) -> None:
+    """When Neg has become Abs, the pair of it and Exp is worth more than Exp alone, which matched from the start."""
+    rules = [one("Neg", "Abs", "priority: 9"), two("Abs", "Exp", "Relu", "priority: 8"),
+             one("Exp", "Sin", "priority: 7")]
+    assert attempt(rules, "a = Neg (x)\ny = Exp (a)").ops == ["Relu"]
+    # Where nothing better comes of it, it applies a round later.
+    rules[1] = two("Abs", "Sqrt", "Relu", "priority: 8")
+    assert attempt(rules, "a = Neg (x)\ny = Exp (a)").ops == ["Abs", "Sin"]
+
+
+def test_what_waits_keeps_its_nodes_from_lesser_rules(attempt) -> None:
+    rules = [one("Neg", "Abs", "priority: 9"),
+             two("Exp", "Tanh", "Relu", "priority: 8"),
+             one("Tanh", "Sin", "priority: 7")]
+    assert attempt(rules, "a = Neg (x)\nb = Exp (a)\ny = Tanh (b)").ops == ["Abs", "Relu"]
+
+
 def test_overlapping_matches_of_one_rule_are_not_both_applied(attempt) -> None:
     tried = attempt(two("Neg", "Neg", "Abs"), "a = Neg (x)\nb = Neg (a)\nc = Neg (b)\ny = Neg (c)")
     assert tried.ops == ["Abs", "Abs"] and tried.count == 2
