@@ -18,6 +18,8 @@ from onnxfuse import blocks, quirks, rules
 from onnxfuse.errors import ModelError, OnnxfuseError, RuntimeMissingError, UsageError
 from onnxfuse.graph import canonicalize, edit, files, shapes, view
 from onnxfuse.graph import model as models
+from onnxfuse.graph.equality import same_but_for_names
+from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.graph.sharing import share_constants
 from onnxfuse.lower import emit
 from onnxfuse.lower.kernels import KernelTable, Target
@@ -194,6 +196,7 @@ def _build(
     clock.begin("load")
     model = models.load(source, inline=True)
     result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)
+    optimized_before = any(p.key == RULE_KEY for n in model.graph.nodes for p in n.source.metadata_props)
     clock.begin("canonicalize")
     canonicalize.run(model)
     shapes.check_outputs(model, _name_of(source))
@@ -221,11 +224,16 @@ def _build(
         report = lower(
             model, kernels, apply_rules=lambda m: _apply(result, ruleset, "lower", options, tracer),
         )
+        canonicalize.run(model)  # lowering leaves pairs of Transposes and Reshapes, too
         result.lowering = report.to_json()
         result.blocks_lowered = blocks.count(model)
     share_constants(model)
     if options.stop_after in ("canonicalize", "lower"):
         quirks.settle(model)
+    if optimized_before:
+        original = models.load(source)
+        if same_but_for_names(original, model):  # then its names stay, too
+            result.model, result.applied = original, []
     clock.end()
     return result
 
