@@ -240,8 +240,8 @@ def equal_when_added(scope: Scope, first: Value, second: Value) -> Outcome:
 @predicate
 def made_by_no_product(scope: Scope, *values: Value) -> Outcome:
     """of: values
-    holds: none of them is (or is a sum with) the result of a `Linear` that could take a residual, even if its \
-constant bias is still added apart
+    holds: none of them is (or is a sum with) the result of a `Linear` that could take a residual, even if its bias, \
+factor or activation is still a node of its own
     """
     for value in values:
         product = _open_product(scope, value)
@@ -250,12 +250,18 @@ constant bias is still added apart
     return {}
 
 
+#: What other rules take into the product before.
+_BEHIND_PRODUCTS = frozenset({"Mul", "Div", "Neg", "Gelu", "Swish", "Relu", "Tanh"})
+
+
 def _open_product(scope: Scope, value: Value) -> Node | None:
     """The `Linear` without a residual that makes the value, or a term of it, for this reader alone."""
     maker = view.producer(value)
     if maker is None or scope.is_output(value) or len(view.consumers(value)) > 1:
         return None
-    if maker.op == "Add":
+    if maker.op in _BEHIND_PRODUCTS or maker.op == "Add":
+        if maker.op in ("Mul", "Div") and not any(isinstance(term, Constant) for term in maker.inputs):
+            return None
         found = (_open_product(scope, term) for term in maker.inputs if not isinstance(term, Constant))
         return next((product for product in found if product is not None), None)
     if maker.op != "Linear":
