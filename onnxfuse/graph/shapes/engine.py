@@ -35,13 +35,19 @@ class Inference:
         self._opsets: Mapping[str, int] = model.opsets
         self._owners: dict[str, Value] = {}
         self._suffixes: dict[Value, str] = {}
+        #: Sizes of results of the main graph, which always runs: they are not negative, whatever their formula says.
+        self.met: set[Dim] = set()
 
     def run(self) -> None:
         """Infer everything, anew: the main graph with its subgraphs, and the bodies of model-local functions."""
         self._opsets = self.model.opsets
+        self.met.clear()
         for value in self.model.graph.inputs:
             self._declare_input(value)
-        self.infer_nodes(self.model.graph.nodes)
+        for node in self.model.graph.nodes:
+            self.infer_node(node)
+            for output in node.outputs:
+                self.met.update(d for d in output.shape or () if isinstance(d, Dim) and len(d.terms) > 1)
         for function in self.model.functions:
             with self.inside(function):
                 for value in function.inputs:

@@ -1,9 +1,14 @@
-"""Ops that pick elements by index, and ops that return indices."""
+"""Ops that pick elements by index, and ops that return or count indices."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from onnxfuse.graph import consts, dims
 from onnxfuse.graph.dims import Dim
+from onnxfuse.graph.ir import Constant
 from onnxfuse.graph.shapes import content as contents
 from onnxfuse.graph.shapes.table import Call, Unknown, of_ops
 
@@ -115,3 +120,35 @@ def _unique(call: Call) -> None:
 @of_ops("NonMaxSuppression")
 def _suppression(call: Call) -> None:
     call.set(0, "int64", (call.fresh(0, 0), 3))
+
+
+def _fractional_range(call: Call) -> int | None:
+    """How many numbers a Range of constants holds, if it is the same however the division is rounded."""
+    if not all(isinstance(v, Constant) and consts.size_of(v) == 1 for v in call.inputs[:3]):
+        return None
+    first, last, step = (consts.array(v).reshape(-1)[0] for v in call.inputs[:3])
+    with np.errstate(all="ignore"):
+        shares = [(last - first) / step, (float(last) - float(first)) / float(step) if step else math.nan]
+    if not all(np.isfinite(share) for share in shares):
+        return None
+    lengths = {max(math.ceil(share), 0) for share in shares}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+@of_ops("Range")
+def _range(call: Call) -> None:
+    call.set(0, call.dtype(0) or call.dtype(1) or call.dtype(2), (call.fresh(0, 0),))
+    found = [call.content(i) for i in range(3)]
+    if any(f is None for f in found):
+        count = _fractional_range(call)
+        if count is not None:
+            call.set(0, None, (count,))
+        return
+    start, limit, step = (contents.flat(f)[0] for f in found)
+    if isinstance(step, Dim) or step == 0:
+        return
+    span = limit - start if step > 0 else start - limit
+    length = dims.maximum(dims.floor_divide(span + abs(step) - 1, abs(step)), 0)
+    call.set(0, None, (length,))
+    if isinstance(length, int) and length <= contents.LIMIT:
+        call.set(0, content=tuple(start + i * step for i in range(length)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from onnxfuse.graph import consts, dims
 from onnxfuse.graph.dims import Dim, SymInt
-from onnxfuse.graph.ir import Constant
 from onnxfuse.graph.shapes import content as contents
 from onnxfuse.graph.shapes.elementwise import broadcast_shapes
 from onnxfuse.graph.shapes.table import Call, Shape, Unknown, of_ops
@@ -64,6 +62,7 @@ def reshape_target(
     free: int | None = None
     # Only one size may be left open, so beside a constant −1 no other can turn out to be −1, nor can one of the input.
     open_elsewhere = any(not isinstance(size, Dim) and size == -1 for size in target)
+    unsure: list[int] = []
     for axis, size in enumerate(target):
         if not isinstance(size, Dim) and size == 0 and not allowzero:
             if axis >= len(shape):
@@ -74,9 +73,13 @@ def reshape_target(
         elif isinstance(size, Dim) and not (
             open_elsewhere or axis in sizes or size in shape or dims.is_nonnegative(size)
         ):
-            # It could be −1 when the model runs, and stand for anything.
-            raise Unknown
+            # It could be −1 when the model runs, and stand for what is left, which is its size in any case.
+            unsure.append(axis)
         result.append(size)
+    if unsure:
+        if len(unsure) > 1:
+            raise Unknown
+        free = unsure[0]
     if free is not None:
         rest, taken = list(shape), [size for axis, size in enumerate(result) if axis != free]
         # What is on both sides cancels, whether or not the polynomials could be divided.
@@ -87,7 +90,7 @@ def reshape_target(
         total, divisor = dims.product(rest), dims.product(taken)
         found = dims.divide_exactly(total, divisor)
         if found is None:
-            found = dims.floor_divide(total, divisor) if divisor != 0 else unknown
+            found = dims.floor_divide(total, divisor) if divisor != 0 and not unsure else unknown
         result[free] = found
     return tuple(result)
 
@@ -107,10 +110,16 @@ def _reshape(call: Call) -> None:
             return
         target = contents.flat(found)
     call.set(0, None, tuple(call.fresh(0, axis) for axis in range(len(target))))
-    sizes = frozenset() if call.opset < 5 else contents.tensor_sizes(call.inputs[1])
+    sizes = frozenset() if call.opset < 5 else _sure_sizes(call, 1, target)
     shape = reshape_target(call.shape(0), target, bool(call.attr("allowzero", 0)), call.fresh(0, "free"), sizes)
     call.set(0, None, shape)
     _carry_content(call, shape)
+
+
+def _sure_sizes(call: Call, index: int, numbers: Sequence[SymInt]) -> frozenset[int]:
+    """Which elements of an integer input are sizes of some tensor, and so not negative, whatever their formula says."""
+    met = {i for i, number in enumerate(numbers) if isinstance(number, Dim) and number in call.engine.met}
+    return contents.tensor_sizes(call.inputs[index]) | met
 
 
 def _carry_content(call: Call, shape: Shape) -> None:
@@ -323,11 +332,10 @@ def _expand(call: Call) -> None:
             call.set(0, None, tuple(call.fresh(0, axis) for axis in range(max(length[0], call.rank(0)))))
         return
     target = contents.flat(found)
-    if any(isinstance(t, Dim) and not dims.is_nonnegative(t) for t in target):
-        rank = max(len(target), call.rank(0))
-        call.set(0, None, tuple(call.fresh(0, axis) for axis in range(rank)))
-        return
+    sizes = _sure_sizes(call, 1, target)
+    unsure = {i - len(target) for i, t in enumerate(target) if i not in sizes and not dims.is_nonnegative(t)}
     shape = broadcast_shapes(call.shape(0), tuple(target))
+    shape = tuple(call.fresh(0, i) if i - len(shape) in unsure else size for i, size in enumerate(shape))
     call.set(0, None, shape)
     out = contents.static(shape)
     content = call.content(0)
@@ -361,35 +369,3 @@ def _sizes(call: Call, index: int) -> tuple[SymInt, ...]:
     if len(length) != 1 or isinstance(length[0], Dim):
         raise Unknown
     return tuple(call.fresh(0, axis) for axis in range(length[0]))
-
-
-def _fractional_range(call: Call) -> int | None:
-    """How many numbers a Range of constants holds, if it is the same however the division is rounded."""
-    if not all(isinstance(v, Constant) and consts.size_of(v) == 1 for v in call.inputs[:3]):
-        return None
-    first, last, step = (consts.array(v).reshape(-1)[0] for v in call.inputs[:3])
-    with np.errstate(all="ignore"):
-        shares = [(last - first) / step, (float(last) - float(first)) / float(step) if step else math.nan]
-    if not all(np.isfinite(share) for share in shares):
-        return None
-    lengths = {max(math.ceil(share), 0) for share in shares}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-@of_ops("Range")
-def _range(call: Call) -> None:
-    call.set(0, call.dtype(0) or call.dtype(1) or call.dtype(2), (call.fresh(0, 0),))
-    found = [call.content(i) for i in range(3)]
-    if any(f is None for f in found):
-        count = _fractional_range(call)
-        if count is not None:
-            call.set(0, None, (count,))
-        return
-    start, limit, step = (contents.flat(f)[0] for f in found)
-    if isinstance(step, Dim) or step == 0:
-        return
-    span = limit - start if step > 0 else start - limit
-    length = dims.maximum(dims.floor_divide(span + abs(step) - 1, abs(step)), 0)
-    call.set(0, None, (length,))
-    if isinstance(length, int) and length <= contents.LIMIT:
-        call.set(0, content=tuple(start + i * step for i in range(length)))

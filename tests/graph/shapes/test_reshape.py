@@ -121,10 +121,11 @@ def test_known_targets() -> None:
         ("s0 = Squeeze (s1, zero) s2 = Unsqueeze (s0, zero) t = Concat <axis=0> (one, s2)", True),
         ("s = Shape (c) p = Gather <axis=0> (s, three) t = Concat <axis=0> (one, p)", True),
         ("n = Sub (s1, three) t = Concat <axis=0> (one, n)", False),
+        ("n0 = Sub (s1, three) n = Add (n0, three) t = Concat <axis=0> (one, n)", True),
     ],
 )
 def test_sizes_of_tensors_are_not_negative(target: str, known: bool) -> None:
-    """A Conv's length S//2 - 1 could be -1 as a number, but not as the size of its result."""
+    """A Conv's length S//2 - 1 could be -1 as a number, but not as the size of its result, however it is computed."""
     weight = f"float[4,4,4] w = {{{','.join(['0'] * 64)}}}"
     model = load_text(
         f"""<ir_version: 9, opset_import: ["": 18]> g (float[B,4,S] x) => (float[?,?] y)
@@ -134,3 +135,19 @@ def test_sizes_of_tensors_are_not_negative(target: str, known: bool) -> None:
     shapes.infer(model)
     (y,) = model.graph.outputs
     assert (str(y.shape[1]) == "(S)//(2) - 1") is known
+
+
+def test_a_size_that_could_be_minus_one_is_what_is_left() -> None:
+    """2S - 1 rows (a table of relative positions that is shifted): the number is -1 for S = 0 only as a formula."""
+    model = load_text(
+        """<ir_version: 9, opset_import: ["": 18]> g (float[B,4,M,S] x, int64[S] i) => (float[?,?,?,?] y)
+        <int64[1] four = {4}, int64[1] one = {1}, int64[1] two = {2}>
+        {
+          b = Shape <start=0, end=1> (x) s = Shape (i) m2 = Mul (s, two) m = Sub (m2, one)
+          t0 = Concat <axis=0> (b, four, m, s) z = Reshape (x, t0)
+          t = Concat <axis=0> (b, four, s, m) y = Reshape (z, t)
+        }"""
+    )
+    shapes.infer(model)
+    (y,) = model.graph.outputs
+    assert [str(d) for d in y.shape[:3]] == ["B", "4", "S"]
