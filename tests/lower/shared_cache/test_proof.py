@@ -19,7 +19,8 @@ ort = pytest.importorskip("onnxruntime")
 LOW = float(np.finfo(np.float32).min)
 #: Truth values to build masks of: on one side of a diagonal, or kept by the padding.
 LEAVES = {
-    "seen": "LessOrEqual (k, q)", "after": "Greater (k, q)", "near": "Greater (k, edge)", "far": "LessOrEqual (k, edge)",
+    "seen": "LessOrEqual (k, q)", "after": "Greater (k, q)",
+    "near": "Greater (k, edge)", "far": "LessOrEqual (k, edge)",
     "nearer": "Greater (k, inner)", "new": "Greater (k, q_new)", "old": "LessOrEqual (k, q_new)",
     "kept": "Identity (padding)", "hidden": "Not (padding)",
 }
