@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxfuse
 from onnxfuse import pipeline
 from onnxfuse.lower.kernels import Target
 
@@ -183,3 +184,15 @@ def test_rewriting_twice_changes_nothing() -> None:
     assert again.shared_cache is not None and again.shared_cache.grouped
     assert again.shared_cache.caches == cache.caches and again.shared_cache.length == cache.length
     assert Counter(n.op_type for n in again.model.to_proto().graph.node) == Counter(n.op_type for n in once.graph.node)
+
+
+def test_weights_in_int8(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    record = next(r for r in RECORDS if r["dtype"] == "float32" and not r.get("already_fused"))
+    quantization.quantize_dynamic(CORPUS / record["file"], tmp_path / "int8.onnx")
+    exported = onnx.load(tmp_path / "int8.onnx")
+    assert any("Integer" in node.op_type for node in exported.graph.node)
+    result = onnxfuse.optimize(tmp_path / "int8.onnx", tmp_path / "shared.onnx", target="cpu", kv_cache="shared")
+    assert result.report["kv_cache"]["generation"]["status"] == "passed"
+    assert result.report["ops_after"]["com.microsoft::GroupQueryAttention"] == record["expected"]["attention"]
+    assert any("Integer" in op for op in result.report["ops_after"])
