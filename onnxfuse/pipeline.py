@@ -198,22 +198,26 @@ def _build(
     result = Build(model, nodes_before=count_nodes(model), seconds=clock.seconds)
     optimized_before = any(p.key == RULE_KEY for n in model.graph.nodes for p in n.source.metadata_props)
     clock.begin("canonicalize")
-    canonicalize.run(model)
+    engine = shapes.Inference(model)
+    canonicalize.run(model, engine)
     shapes.check_outputs(model, _name_of(source))
     if options.kv_cache == "shared":
         lift_attention(model)
+        engine.run()
     for stage in ("lift", "fuse"):
         if STAGES.index(options.stop_after) < STAGES.index(stage):
             break
         clock.begin(stage)
-        applied = _apply(result, ruleset, stage, options, tracer)
+        applied = _apply(result, ruleset, stage, options, tracer, engine)
         # What lifting leaves (pairs of Transposes, equal tables per layer) is brought to the canonical form, which may
         # bring more together.
         for _ in range(MAX_LIFT_ROUNDS if stage == "lift" else 0):
             if not applied:
                 break
-            canonicalize.run(model)
-            applied = _apply(result, ruleset, stage, options, tracer)
+            changed = any(canonicalize.run(model, engine).values())
+            applied = _apply(result, ruleset, stage, options, tracer, engine) if changed else 0
+        if applied and stage == "lift":
+            engine.run()
     result.blocks = blocks.count(model)
     result.blocks_lowered = result.blocks
     if options.stop_after == "lower":
@@ -238,11 +242,18 @@ def _build(
     return result
 
 
-def _apply(result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any) -> int:
-    """Run the rules of a stage; returns how often one applied."""
+def _apply(
+    result: Build, ruleset: RuleSet, stage: str, options: Options, tracer: Any, engine: shapes.Inference | None = None
+) -> int:
+    """Run the rules of a stage; returns how often one applied.
+
+    Args:
+        engine: has inferred the model as it is.
+    """
     report = driver.run(
         result.model, ruleset, stage, str(options.target), disable=options.disable,
         exclude_nodes=options.exclude_nodes, exclude_sites=options.exclude_sites, tracer=tracer,
+        inference=engine,
     )
     result.applied.extend(report.applied)
     return len(report.applied)

@@ -47,6 +47,15 @@ class Elements:
         self._columns: dict[int, list[int]] = {}
         self._alive: list[Value] = []
         self._depth = 0
+        self._assuming: dict[frozenset[Poly], Elements] = {}
+
+    def assuming(self, present: frozenset[Poly]) -> Elements:
+        """The same graph's elements where these sizes are at least 1."""
+        if present <= self.sizes.present:
+            return self
+        if present not in self._assuming:
+            self._assuming[present] = Elements(self.sizes.present | present)
+        return self._assuming[present]
 
     def at(self, value: Value, index: Position) -> Expr:
         """The element of `value` at `index` (one polynomial an axis, each within its size)."""

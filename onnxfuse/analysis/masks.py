@@ -162,10 +162,7 @@ def lowest_fill(dtype: str | None) -> float:
 
 def analyze(mask: Value, elements: Elements | None = None) -> MaskFacts | None:
     """The facts of a mask of rank 1 to 4; None when its sizes are unknown."""
-    elements = elements or Elements()
-    present = present_in(mask)
-    if not present <= elements.sizes.present:
-        elements = Elements(present)
+    elements = (elements or Elements()).assuming(present_in(mask))
     try:
         sizes = elements.sizes.of(mask)
     except UnknownSizeError:

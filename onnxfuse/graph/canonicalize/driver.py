@@ -78,14 +78,17 @@ PASSES: dict[str, Pass] = {
 MAX_ROUNDS = 12
 
 
-def canonicalize(model: Model) -> dict[str, int]:
+def canonicalize(model: Model, engine: Inference | None = None) -> dict[str, int]:
     """Bring the model to the canonical form, in place.
+
+    Args:
+        engine: infers the model's shapes; afterwards it is ready for single nodes.
 
     Returns:
         The number of changes by pass, and ``dead-nodes``. Shapes and contents of all values are inferred at the end.
     """
     counts = dict.fromkeys((*PASSES, "dead-nodes"), 0)
-    engine = Inference(model)
+    engine = engine or Inference(model)
     for graph in _roots(model):
         edit.sort(graph)
     for _ in range(MAX_ROUNDS):
@@ -98,6 +101,7 @@ def canonicalize(model: Model) -> dict[str, int]:
                 if changes:
                     counts[name] += changes
                     counts["dead-nodes"] += edit.remove_dead(scope.graph)
+                    scope.changed()
         for root in _roots(model):
             counts["dead-nodes"] += edit.remove_dead(root)
         if sum(counts.values()) == before:

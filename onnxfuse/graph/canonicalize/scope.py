@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Scope:
         self._pending: dict[Node, list[Node]] = {}
         self._members: set[Node] = set()
         self._outputs = {id(v) for v in graph.outputs}
+        self._by_op: dict[str, list[tuple[int, Node]]] = {}
 
     @property
     def opset(self) -> int:
@@ -41,12 +43,17 @@ class Scope:
 
     def nodes(self, *ops: str) -> list[Node]:
         """The nodes of ONNX's own domain with one of these ops (all, without any), in order; safe to edit meanwhile."""
-        wanted = frozenset(ops)
-        return [
-            node
-            for node in self.graph.nodes
-            if node.outputs and (not wanted or node.op in wanted) and node.domain in (None, "", "ai.onnx")
-        ]
+        if not self._by_op:
+            for place in enumerate(self.graph.nodes):
+                self._by_op.setdefault(place[1].op, []).append(place)
+        found = [place for op in ops or self._by_op for place in self._by_op.get(op, ())]
+        if len(ops) != 1:
+            found.sort(key=itemgetter(0))
+        return [node for _, node in found if node.outputs and node.domain in (None, "", "ai.onnx")]
+
+    def changed(self) -> None:
+        """The graph's nodes are others than when `nodes` looked at them."""
+        self._by_op.clear()
 
     def is_output(self, value: Value) -> bool:
         return id(value) in self._outputs
@@ -110,6 +117,7 @@ class Scope:
             placed.append(node)
         self.graph.nodes[:] = placed
         self._pending.clear()
+        self.changed()
 
 
 def shape_of(value: Value) -> Shape | None:

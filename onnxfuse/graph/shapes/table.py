@@ -115,13 +115,13 @@ class Call:
         """What is known of an output; repeated calls add to it."""
         if index >= len(self.outputs):
             return
-        output = self.outputs[index]
+        known = self.outputs[index].__dict__
         if dtype is not None:
-            output.dtype = dtype
+            known["dtype"] = dtype
         if shape is not None:
-            output.shape = tuple(shape)
-        if content is not None and contents.fits(content, output.dtype):
-            output.content = content
+            known["shape"] = tuple(shape)
+        if content is not None and contents.fits(content, known["dtype"]):
+            known["content"] = content
 
     def fresh(self, index: int, axis: int | str) -> Dim:
         """An unknown size, named after an output and one of its axes: the same each time it is asked for."""
