@@ -11,7 +11,8 @@ import math
 from typing import Any
 
 from onnxfuse.analysis import masks
-from onnxfuse.graph.ir import Node, Value
+from onnxfuse.graph import types
+from onnxfuse.graph.ir import Node, Value, Variable
 from onnxfuse.lower import group_query, masking
 from onnxfuse.lower.attention_sizes import Sizes, mask_fits, scale_of, sizes_of, take
 from onnxfuse.lower.emit import Emitter, dtype_of, operand
@@ -36,21 +37,50 @@ def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     ):
         group_query.emit(emitter, node, attrs, sizes)
         return True
-    multi_head = kernels.has("MultiHeadAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1)
-    multi_head = multi_head and not attrs["softcap"] and mask_fits(operand(node, 3), sizes)
+    fits = not attrs["softcap"] and mask_fits(operand(node, 3), sizes)
+    same = _mask_is_of(node, dtype)
+    multi_head = fits and same and kernels.has("MultiHeadAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1)
     alone = _hides_by_itself(node, attrs, sizes)
-    native = kernels.has("Attention", dtype, opset=emitter.opset, rank=4) and _native_takes(node, attrs, sizes)
+    native = same and kernels.has("Attention", dtype, opset=opset, rank=4) and _native_takes(node, attrs, sizes)
     if native and not (multi_head and alone):
         _emit_native(emitter, node, attrs, sizes)
         return True
     if not multi_head:
-        return False
+        return fits and _through_float32(emitter, kernels, node)
     one_size = operand(node, 4) is None or sizes.head_size == sizes.value_size
     rows = sizes.group > 1 and one_size and operand(node, 7) is None and not (attrs["is_causal"] and alone)
     if rows and _rows_pay(node, kernels):
         _emit_grouped_rows(emitter, node, attrs, sizes)
     else:
         _emit_multi_head(emitter, node, attrs, sizes, kernels.target.provider == "cpu")
+    return True
+
+
+def _mask_is_of(node: Node, dtype: str | None) -> bool:
+    """Whether the mask has the dtype of the queries, as kernels want it; one in float32 may hold numbers that these do
+    not."""
+    mask = operand(node, 3)
+    return mask is None or dtype_of(mask) in (dtype, "bool")
+
+
+def _through_float32(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
+    """Half precision between Casts: where the target computes it in float32 anyway (a CPU), or the mask is in it."""
+    dtype, wide = dtype_of(node.inputs[0]), "float32"
+    has = kernels.has("MultiHeadAttention", wide, opset=emitter.opset, domain=MICROSOFT, num_heads=1)
+    wanted = kernels.target.provider == "cpu" or not _mask_is_of(node, dtype)
+    if dtype not in types.HALVES or not wanted or not has:
+        return False
+    attrs = dict(node.attrs)
+    inputs, outputs = emitter.replace(node)
+    layout = Layout(emitter)
+    made = [Variable(emitter.model.names.fresh(f"{o.name}_wide"), dtype=wide, shape=o.shape) if o.name else o
+            for o in outputs]  # fmt: skip
+    given = [Variable("") if v is None else layout.cast(v, wide) if dtype_of(v) == dtype else v for v in inputs]
+    lowered = lower_attention(emitter, kernels, Node("Attention", attrs=attrs, inputs=given, outputs=made))
+    assert lowered, "it has the sizes and the kernel"
+    for own, result in zip(made, outputs, strict=True):
+        if result.name:
+            emitter.op("Cast", [own], attrs={"to": types.onnx_of(str(dtype))}, out=result)
     return True
 
 

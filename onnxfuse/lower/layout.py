@@ -233,6 +233,14 @@ class Layout:
 
     # Small things ---------------------------------------------------------------------------------------------------
 
+    def cast(self, x: Value, dtype: str) -> Value:
+        """x in another dtype; one Cast for all readers."""
+        key = ("cast", id(x), dtype)
+        if key not in self.made:
+            self.made[key] = (self.emitter.op("Cast", [x], attrs={"to": types.onnx_of(dtype)}, dtype=dtype), x)
+        found: Value = self.made[key][0]
+        return found
+
     def reshape(self, x: Value, target: Sequence[int], shape: tuple[Any, ...], out: Value | None = None) -> Value:
         return self.emitter.op("Reshape", [x, self.ints(*target)], shape=shape, out=out)
 

@@ -89,6 +89,18 @@ def zero_or_one(scope: Scope, value: Value) -> Outcome:
 
 
 @predicate
+def hides_in_float32(scope: Scope, yes: float, no: float) -> Outcome:
+    """of: two captured numbers, one of them 0
+    holds: the other one is finite, and as low as masks in half precision are
+    results: `yes`, `no`: 1 in its place, and 0
+    """
+    low = float(yes) + float(no)
+    if 0 not in (float(yes), float(no)) or not -math.inf < low <= -1e4:
+        return Refused("a finite number below -1e4", low)
+    return {"yes": 1.0 if yes else 0.0, "no": 1.0 if no else 0.0}
+
+
+@predicate
 def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: Any) -> Outcome:
     """of: a mask; the dims of the queries, of all keys, and of the cached keys (0: no cache)
     holds: the mask provably hides exactly the keys after each query, or besides those before a sliding window

@@ -7,7 +7,8 @@ what a plain softmax gives, NaN.
 `head_sink` [heads]: one more score in every row of a head, that of a key whose value is zero (GPT-OSS): exp(sink) is
 added to the denominator of the softmax. No row is NaN then, so there is no guard beside it.
 
-A wider `softmax_precision` holds for the scores too: q and k are cast before their product (GPT-J in float16).
+A wider `softmax_precision` holds for the scores too: q and k are cast before their product (GPT-J in float16), and the
+mask may be of that precision.
 
 Stricter than ai.onnx: `q_num_heads` and `kv_num_heads` are given exactly when q, k and v are 3-D, and a mask's last dim
 may be shorter than the keys (rather than broadcast) only together with `nonpad_kv_seqlen`.
@@ -95,7 +96,8 @@ def _infer(op: OpDef, inputs: Sequence[TensorType | None], attrs: Mapping[str, A
             raise op.refuse(inputs, f"`{name}` must be [batch, kv heads, past length, head size]")
         length = past.shape[2]
         total = length + sk[2] if isinstance(length, int) and isinstance(sk[2], int) else None
-    _check_mask(op, inputs, mask, (sq[0], sq[1], sq[2], total), shorter=seqlen is not None)
+    wide = PRECISION.get(attrs["softmax_precision"] or 0)
+    _check_mask(op, inputs, mask, (sq[0], sq[1], sq[2], total), shorter=seqlen is not None, wide=wide)
     if sink is not None and sink.shape is not None and (len(sink.shape) != 1 or not unify(sink.shape[0], sq[1])[0]):
         raise op.refuse(inputs, "`head_sink` must be [heads]")
     if (
@@ -116,12 +118,13 @@ def _infer(op: OpDef, inputs: Sequence[TensorType | None], attrs: Mapping[str, A
 
 
 def _check_mask(
-    op: OpDef, inputs: Sequence[TensorType | None], mask: TensorType | None, scores: _Shape4, shorter: bool
-) -> None:
+    op: OpDef, inputs: Sequence[TensorType | None], mask: TensorType | None, scores: _Shape4, shorter: bool,
+    wide: str | None,
+) -> None:  # fmt: skip
     if mask is None:
         return
     if (
-        mask.dtype not in (None, "bool", inputs[0].dtype if inputs[0] else None)
+        mask.dtype not in (None, "bool", inputs[0].dtype if inputs[0] else None, wide)
         and inputs[0] is not None
         and inputs[0].dtype
     ):
@@ -166,10 +169,11 @@ def _reference(inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any]) ->
         scores = attrs["softcap"] * np.tanh(scores / attrs["softcap"])
     stages.append(scores)
 
-    bias = np.zeros((batch, 1, queries, keys), q.dtype)
+    work = q.dtype if mask is None or mask.dtype == bool else np.result_type(q.dtype, mask.dtype)
+    bias = np.zeros((batch, 1, queries, keys), work)
     if mask is not None:
         if mask.dtype == bool:
-            mask = np.where(mask, 0, -np.inf).astype(q.dtype)
+            mask = np.where(mask, 0, -np.inf).astype(work)
         if seqlen is not None and mask.shape[-1] < keys:
             padding = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
             mask = np.pad(mask, padding, constant_values=-np.inf)
@@ -187,7 +191,7 @@ def _reference(inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any]) ->
     scores = np.where(bias == -np.inf, -np.inf, scores + bias).astype(q.dtype)
     stages.append(scores)
     if sink is not None:
-        column = np.broadcast_to(sink.astype(q.dtype).reshape(1, -1, 1, 1), (batch, heads, queries, 1))
+        column = np.broadcast_to(sink.astype(work).reshape(1, -1, 1, 1), (batch, heads, queries, 1))
         scores = np.concatenate([scores, column], axis=-1)
     weights = _softmax(scores)[..., :keys]
     if attrs["nan_guard"]:

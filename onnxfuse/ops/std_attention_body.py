@@ -57,7 +57,7 @@ def write_body(b: BodyBuilder, inputs: Sequence[str], outputs: Sequence[str], at
     visible, additive = _masks(b, q, k, mask, past_k, seqlen, attrs)
     masked = capped
     if additive:
-        masked = b.op("Add", masked, b.cast(additive, work))
+        masked = b.op("Add", masked, b.cast(additive, work, b.input_dtype(3)))
     if visible:
         masked = b.op("Where", visible, masked, b.constant(-np.inf, work))
     scores = _with_sink(b, masked, b.cast(sink, work)) if sink else masked
@@ -172,7 +172,7 @@ def _zero_int64() -> Any:
 def _hidden_rows(b: BodyBuilder, visible: str, additive: str) -> str:
     """Boolean [..., queries, 1]: no key of the row can be seen."""
     if additive:
-        bias = b.cast(additive, "float32")
+        bias = b.cast(additive, "float32", b.input_dtype(3))
         if visible:
             bias = b.op("Where", visible, bias, b.constant(-np.inf, "float32"))
         return b.op("Equal", b.reduce("ReduceMax", bias, [-1]), b.constant(-np.inf, "float32"))

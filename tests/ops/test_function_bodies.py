@@ -182,6 +182,7 @@ ATTENTION_CASES: dict[str, dict[str, Any]] = {
     "seqlen": {"seqlen": True, "is_causal": 1, "nan_guard": 1, "mask": "short", "heads": (4, 2)},
     "cross": {"keys": 7},
     "wide-scores": {"softmax_precision": 1, "mask": "float", "scale": 0.3, "outputs": 4},
+    "wide-mask": {"softmax_precision": 1, "mask": "wide", "heads": (4, 2)},
     "wide-scores-sink": {"softmax_precision": 1, "is_causal": 1, "sink": True, "heads": (4, 2)},
     "sink": {"sink": True, "is_causal": 1},
     "sink-grouped-window-past": {"sink": True, "is_causal": 1, "window": 3, "past": 4, "heads": (4, 2), "packed": True},
@@ -220,6 +221,8 @@ def attention_inputs(case: dict[str, Any], dtype: str) -> tuple[list[np.ndarray 
         inputs[3] = mask
         if mask_kind == "float":
             inputs[3] = normal(rng, (hq, queries, keys), dtype)
+        if mask_kind == "wide":
+            inputs[3] = np.where(mask, 0, -3e38).astype(np.float32)
         if mask_kind == "hidden-float":
             inputs[3] = np.where(mask, 0, -np.inf).astype(NUMPY[dtype])
     if seqlen:
