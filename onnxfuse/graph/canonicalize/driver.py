@@ -64,6 +64,7 @@ PASSES: dict[str, Pass] = {
     "reduction-axes": reductions.reduction_axes,
     "kept-dims": reductions.keep_reduced_dims,
     "merge-transposes": transposes.merge_transposes,
+    "sum-transposes": transposes.sink_equal_transposes,
     "constant-transposes": transposes.fold_constant_transposes,
     "operand-order": operands.constants_second,
     "scalar-constants": operands.scalar_constants,

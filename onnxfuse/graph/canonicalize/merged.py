@@ -112,7 +112,7 @@ def _masked(scope: Scope, node: Node, merge: Node, mask: Value) -> Value | None:
     theirs = _merge_of(mask)
     if theirs is not None and _same_lead(source, theirs.inputs[0]):
         mask = theirs.inputs[0]
-    elif len(shape) == 3 and shape[0] == merged[0] and isinstance(lead[1], int):
+    elif len(shape) == 3 and shape[0] == merged[0] and isinstance(lead[1], int) and _may_be_scores(source):
         sizes = scope.insert(node, "Shape", [mask])
         tail = scope.insert(node, "Gather", [sizes, scope.integers(f"{mask.name}_last", [1, 2])], {"axis": 0})
         heads = scope.integers(f"{mask.name}_heads", [-1, lead[1]])
@@ -121,6 +121,11 @@ def _masked(scope: Scope, node: Node, merge: Node, mask: Value) -> Value | None:
     elif not (2 <= len(shape) <= 3 and all(d == 1 for d in shape[:-2])):
         return None
     return scope.insert(node, "Add", [source, mask])
+
+
+def _may_be_scores(value: Value) -> bool:
+    """Whether the value is computed from products: a residual with merged dimensions (windows of an image) is not."""
+    return maker_of(value, "MatMul", "Mul", "Div", "Add", "Where") is not None
 
 
 def _merge_of(value: Value) -> Node | None:

@@ -45,6 +45,23 @@ def merge_transposes(scope: Scope) -> int:
     return count
 
 
+def sink_equal_transposes(scope: Scope) -> int:
+    """A sum (difference, product) of two tensors that are transposed alike is transposed itself."""
+    count = 0
+    for node in scope.nodes("Add", "Sub", "Mul", "Div"):
+        makers = [maker_of(value, "Transpose") for value in node.inputs]
+        if len(makers) != 2 or None in makers or makers[0] is makers[1]:
+            continue
+        perms = [permutation(maker) for maker in makers if maker is not None]
+        if perms[0] is None or perms[0] != perms[1] or not any(map(scope.read_only_here, node.inputs)):
+            continue
+        # Operands of one rank are broadcast alike in any order of their axes.
+        inputs = [maker.inputs[0] for maker in makers if maker is not None]
+        total = scope.insert(node, node.op, inputs, node.attrs)
+        count += scope.replace(node.outputs[0], scope.insert(node, "Transpose", [total], {"perm": perms[0]}))
+    return count
+
+
 def fold_constant_transposes(scope: Scope) -> int:
     """A Transpose of an initializer becomes an initializer. Not when the initializer is large and has other readers:
     the file would hold it twice."""

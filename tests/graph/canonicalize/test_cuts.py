@@ -92,3 +92,29 @@ def test_a_weight_that_is_repeated_over_the_batch() -> None:
     constants = weights(4, 12) + ", int64[1] zero = {0}, int64[1] one = {1}, int64[2] sizes = {4, 12}"
     model, _ = canonical(text(body, "float[B,S,4] x", "float[B,S,12] y", constants), exact=False)
     assert ops(model) == ["MatMul"]
+
+
+def test_a_sum_of_tensors_that_are_transposed_alike() -> None:
+    body = """a = Relu (x) ta = Transpose <perm=[0,2,1]> (a) tz = Transpose <perm=[0,2,1]> (z) s = Add (ta, tz)
+      y = Transpose <perm=[0,2,1]> (s) c = Exp (ta)"""
+    model, counts = canonical(text(body, "float[B,S,4] x, float[B,S,4] z", "float[B,S,4] y, float[B,4,S] c"))
+    assert counts["sum-transposes"] == 1
+    assert sorted(ops(model)) == ["Add", "Exp", "Relu", "Transpose"]
+
+
+def test_tensors_that_are_transposed_otherwise_or_read_again() -> None:
+    for body in (
+        "ta = Transpose <perm=[0,2,1]> (x) tz = Transpose <perm=[2,1,0]> (z) y = Add (ta, tz)",
+        "ta = Transpose <perm=[0,2,1]> (x) tz = Transpose <perm=[0,2,1]> (z) s = Add (ta, tz) a = Exp (ta) b = Exp (tz)"
+        " t = Add (a, b) y = Add (s, t)",
+    ):
+        model, counts = canonical(text(body, "float[B,4,4] x, float[4,4,B] z", "float[B,4,4] y"), sizes=((4, 3),))
+        assert ops(model).count("Transpose") == 2, body
+
+
+def test_residuals_with_merged_leading_dims_are_not_taken_for_masks() -> None:
+    """Windows of an image: [B, P, S, C] merged to [B·P, S, C] before the first residual."""
+    body = """t = Transpose <perm=[0,3,2,1]> (x) m = Reshape (t, merged) h = MatMul (m, v) y = Add (m, h)"""
+    constants = weights(4, 4).replace(" w ", " v ") + ", int64[3] merged = {-1, 3, 4}"
+    model, _ = canonical(text(body, "float[B,4,3,2] x", "float[C,3,4] y", constants), exact=False)
+    assert ops(model) == ["Transpose", "Reshape", "MatMul", "Add"]
