@@ -16,13 +16,18 @@ from onnxfuse.graph.ir import Constant, Value
 _LARGEST_HEAD = 1024
 
 
-def rotation(x: Value, rotated: Value, elements: Elements) -> int | None:
-    """0 when `rotated` is [-x₂, x₁] of the halves of x, 1 when it is -x₁, x₀, -x₃, x₂, … (pairs), else None."""
+def rotation(x: Value, rotated: Value, elements: Elements, *, backwards: bool = False) -> int | None:
+    """0 when `rotated` is [-x₂, x₁] of the halves of x, 1 when it is -x₁, x₀, -x₃, x₂, … (pairs), else None.
+
+    `backwards`: the same with all signs changed, which turns by the negative angle.
+    """
     size = _last_size(x, elements)
     if size is None or size % 2 or size != _last_size(rotated, elements):
         return None
     for interleaved in (0, 1):
         first, second = _partners(size, interleaved)
+        if backwards:
+            first, second = second, first
         if _element(rotated, first, elements) != _negative(_element(x, second, elements)):
             continue
         if _element(rotated, second, elements) == _element(x, first, elements):

@@ -163,6 +163,18 @@ def rotation(scope: Scope, x: Value, rotated: Value) -> Outcome:
     return _of_kind(x, kind)
 
 
+@predicate
+def rotation_backwards(scope: Scope, x: Value, rotated: Value) -> Outcome:
+    """of: two values
+    holds: the negative of the second is the first, rotated as for `rotation`
+    results: as of `rotation`
+    """
+    kind = rotary.rotation(x, rotated, _elements(scope), backwards=True)
+    if kind is None:
+        return Refused(f"`{x.name}` with halves or pairs rotated backwards", f"`{rotated.name}`")
+    return _of_kind(x, kind)
+
+
 def _of_kind(x: Value, kind: int) -> dict[str, Any]:
     size = x.shape[-1]
     return {"interleaved": kind, "ends": [size if kind else size // 2], "step": [2 if kind else 1]}

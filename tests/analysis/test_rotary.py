@@ -57,6 +57,20 @@ def test_pairs(spelling: str) -> None:
     assert rotary.rotation(x, rotated, Elements()) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("""hi = Slice (x, half, end, last) lo = Slice (x, zero, half, last) n = Neg (lo)
+        r = Concat <axis=-1> (hi, n)""", 0),
+        (HALVES["slices"], None),
+        (PAIRS["reshape"], None),
+    ],
+)  # fmt: skip
+def test_backwards(body: str, kind: int | None) -> None:
+    x, rotated = values(body)
+    assert rotary.rotation(x, rotated, Elements(), backwards=True) == kind
+
+
 @pytest.mark.parametrize("spelling", NEITHER)
 def test_neither(spelling: str) -> None:
     x, rotated = values(NEITHER[spelling])
