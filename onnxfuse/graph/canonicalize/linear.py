@@ -11,6 +11,7 @@ from onnxfuse.graph.canonicalize.scope import Scope, maker_of, shape_of, static_
 from onnxfuse.graph.canonicalize.targets import constant_target
 from onnxfuse.graph.canonicalize.transposes import SMALL, merged_leading
 from onnxfuse.graph.ir import Constant, Deferred, Node, Value
+from onnxfuse.graph.shapes.table import Shape
 from onnxfuse.graph.types import numpy_of
 
 
@@ -38,12 +39,16 @@ def unflatten_products(scope: Scope) -> int:
         weight = shape_of(product.inputs[1])
         if before is None or flattened is None or after is None or weight is None:
             continue
-        if len(flattened) != 2 or len(weight) != 2 or len(after) < 3 or dims.product(after[:-1]) != flattened[0]:
+        if len(flattened) != 2 or len(weight) != 2 or len(after) < 3:
             continue
         wanted = (*after[:-1], flattened[1])
-        target = None if before == wanted else constant_target(before, wanted)
-        if before != wanted and target is None:
-            continue
+        target = None
+        if not _same_elements(before, wanted):
+            if dims.product(after[:-1]) != flattened[0]:
+                continue
+            target = constant_target(before, wanted)
+            if target is None:
+                continue
         if product.op == "Gemm":
             parts = _gemm_parts(scope, product)
             if parts is None:
@@ -61,6 +66,12 @@ def unflatten_products(scope: Scope) -> int:
             output = scope.insert(node, "Add", [output, bias], prefix=f"{product.outputs[0].name}_Add")
         count += scope.replace(node.outputs[0], output)
     return count
+
+
+def _same_elements(before: Shape, wanted: Shape) -> bool:
+    """Whether a tensor of one shape that can be brought to the other one has it already: min(128, length) for the
+    length of a sequence, beside a batch that stays, would be fewer elements if it were not equal."""
+    return len(before) == len(wanted) and all(map(dims.same_when_added, before, wanted))
 
 
 def _is_row(value: Value) -> bool:

@@ -33,6 +33,16 @@ def test_products_of_merged_heads() -> None:
     assert ints(model.graph.nodes[0], 1) == [0, 5, 4]
 
 
+def test_a_length_that_a_table_limits() -> None:
+    """The target says min(8, S) (the rows of a table cut to the length), which must be S to be possible."""
+    body = """f = Reshape (x, flat) m = Gemm (f, w, bias) s = Shape (x) b = Slice (s, zero, one) l = Slice (s, one, two)
+      k = Min (l, eight) t = Concat <axis=0> (b, k, three) r = Reshape (m, t) y = Relu (r)"""
+    constants = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, "
+    constants += "int64[1] eight = {8}, "
+    model, _ = canonical(text(body, "float[B,S,4] x", "float[B,S,3] y", constants + FLAT + weights(4, 3)), exact=False)
+    assert ops(model) == ["MatMul", "Add", "Relu"]
+
+
 def test_a_product_that_others_read_stays_flat() -> None:
     body = "f = Reshape (x, flat) m = Gemm (f, w, bias) r = Reshape (m, back) y = Relu (r) z = Neg (m)"
     model, _ = canonical(text(body, "float[B,5,4] x", "float[B,5,3] y, float[?,3] z", FLAT + weights(4, 3)))
