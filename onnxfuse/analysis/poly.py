@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -43,17 +42,6 @@ class Poly:
             return value
         known = _SMALL.get(value) if isinstance(value, int) else None
         return known or Poly({(): value} if isinstance(value, int) else {(value,): 1})
-
-    @staticmethod
-    def parse(text: str) -> Poly:
-        """A size as exporters name it: `batch`, or a sum such as `past_sequence_length + 1`."""
-        total = Poly({})
-        parts = re.split(r"\s*\+\s*", text.strip())
-        if not all(re.fullmatch(r"[A-Za-z_][\w.]*|\d+", part) for part in parts):
-            return Poly.of(text)
-        for part in parts:
-            total = total + (int(part) if part.isdigit() else Poly.of(part))
-        return total
 
     # Arithmetic -----------------------------------------------------------------------------------------------------
 

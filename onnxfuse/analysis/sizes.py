@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfuse.analysis.expr import Int
 from onnxfuse.analysis.poly import Poly, product
 from onnxfuse.graph import consts, types, view
-from onnxfuse.graph.dims import Dim
+from onnxfuse.graph.dims import Dim, parse
 from onnxfuse.graph.ir import Constant, Node, Value
 
 if TYPE_CHECKING:
@@ -312,10 +312,10 @@ def declared(value: Value) -> Sized | None:
 
 def poly_of_dim(dim: Any) -> Poly | None:
     """An int, a `dims.Dim` or a name as a polynomial; None if it is unknown or could be negative."""
+    if isinstance(dim, str):
+        dim = parse(dim)
     if isinstance(dim, int):
         return Poly.of(dim)
-    if isinstance(dim, str):
-        return Poly.parse(dim)
     if not isinstance(dim, Dim):
         return None
     total = Poly.of(0)
