@@ -78,21 +78,23 @@ def _write_pair(
     """
     tensors = _beside(made, data, name=target.name, suffix=".data")
     _move_outside(proto, tensors.path, base_dir, pending)
-    passing, lasting = _beside(made, target), _beside(made, target)
-    passing.fill(proto.SerializeToString())
+    for_a_moment = proto.SerializeToString()
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             next(entry for entry in tensor.external_data if entry.key == "location").value = data_of(target).name
-    lasting.fill(proto.SerializeToString())
+    model = _beside(made, target)
+    model.fill(proto.SerializeToString())
     with _uninterrupted(), alone_in(target.parent):
         if data.exists():
+            passing = _beside(made, target)
+            passing.fill(for_a_moment)
             if data.parent != target.parent:
                 (target.parent / tensors.path.name).symlink_to(tensors.path)
             os.replace(passing.path, target)
             _name_as_well(tensors.path, data)
         else:
             os.replace(tensors.path, data)
-        os.replace(lasting.path, target)
+        os.replace(model.path, target)
 
 
 def _beside(made: list[Beside], target: Path, name: str | None = None, suffix: str = "") -> Beside:
