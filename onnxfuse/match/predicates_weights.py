@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxfuse.graph import consts
+from onnxfuse.graph import consts, view
 from onnxfuse.graph.ir import Constant, Value
 from onnxfuse.match.predicates import Outcome, Refused, predicate
 from onnxfuse.match.scope import Scope
@@ -62,6 +62,15 @@ matrix's layout
     holds: as `fits_scaled`
     """
     return _fits(weight, factor, divided, None, layout, per_row=True)
+
+
+@predicate
+def read_by_one(scope: Scope, weight: Value) -> Outcome:
+    """of: a constant
+    holds: one node of this graph reads it, so that it needs not be stored beside what is made of it (tied embeddings)
+    """
+    readers = [reader for reader in view.consumers(weight) if reader in scope.position]
+    return {} if len(readers) <= 1 else Refused("one reader", f"{len(readers)} of `{weight.name}`", readers[1])
 
 
 @predicate
