@@ -18,7 +18,7 @@ from onnxfuse.analysis.elements import Elements
 from onnxfuse.analysis.expr import Elem, Expr, Lit, Op, Sign
 from onnxfuse.analysis.poly import Atom, Index, Poly
 from onnxfuse.analysis.sizes import Sized, UnknownSizeError, dtype_of, present_in
-from onnxfuse.graph import consts, types
+from onnxfuse.graph import consts, types, view
 from onnxfuse.graph.ir import Constant, Value
 
 #: Names of the index variables, from the last axis backwards.
@@ -186,6 +186,45 @@ def zero_or_one(mask: Value, elements: Elements | None = None) -> bool:
     """Whether every element of a mask of rank 1 to 4 is 0 or 1, whatever the inputs are."""
     facts = analyze(mask, elements)
     return facts is not None and not facts.boolean and _only_zeros_and_ones(facts.expression)
+
+
+def low_number_behind(value: Value) -> str | None:
+    """What in the computation of a value could make it a mask: a number below -1000, a float that is only known at run
+    time and comes from outside, or too much to look at. None if there is nothing of the kind, up to the next norm,
+    softmax or attention (an average of values)."""
+    todo: list[Value] = [value]
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen or not part.name:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Constant):
+            if dtype_of(part) in types.FLOATS and consts.size_of(part) and not _stays_above(part):
+                return f"the constant `{part.name}`"
+            continue
+        node = view.producer(part)
+        if node is None and dtype_of(part) in types.FLOATS:
+            return f"the input `{part.name}`"
+        if len(seen) > _MOST_LOOKED_AT:
+            return "a long computation"
+        if node is not None and node.op not in _BOUNDED:
+            todo.extend([node.inputs[2]] if node.op == "Attention" else node.inputs)
+    return None
+
+
+def _stays_above(constant: Constant) -> bool:
+    return consts.size_of(constant) <= _LARGEST_LOOKED_AT and float(consts.array(constant).min()) >= -1000
+
+
+#: Ops whose results are small, whatever goes in.
+_BOUNDED = frozenset({
+    "Softmax", "Tanh", "Sigmoid", "Erf", "Sin", "Cos", "LayerNormalization", "RMSNormalization",
+    "SimplifiedLayerNormalization",
+})  # fmt: skip
+
+#: Values and elements of one constant that are looked at for low numbers.
+_MOST_LOOKED_AT, _LARGEST_LOOKED_AT = 4000, 1 << 26
 
 
 def _only_zeros_and_ones(e: Expr) -> bool:

@@ -89,6 +89,15 @@ def zero_or_one(scope: Scope, value: Value) -> Outcome:
 
 
 @predicate
+def no_low_numbers(scope: Scope, value: Value | None) -> Outcome:
+    """of: an optional value
+    holds: it is omitted, or is computed from weights and integer inputs without any number below -1000
+    """
+    low = None if value is None else masks.low_number_behind(value)
+    return {} if low is None else Refused("no number that could hide a key", low)
+
+
+@predicate
 def hides_in_float32(scope: Scope, yes: float, no: float) -> Outcome:
     """of: two captured numbers, one of them 0
     holds: the other one is finite, and as low as masks in half precision are

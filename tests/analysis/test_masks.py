@@ -276,3 +276,24 @@ def test_zeros_and_ones(body: str, holds: bool) -> None:
     shapes.infer(model)
     (mask,) = model.graph.outputs
     assert masks.zero_or_one(mask) is holds
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("t = Tanh (x) b = MatMul (t, w)", False),
+        ("l = LayerNormalization <axis=-1> (x, gamma) b = MatMul (l, w)", False),
+        ("e = Gather (w, i) b = MatMul (e, w)", False),
+        ("b = MatMul (x, w)", True),
+        ("e = Gather (w, i) c = Cast <to=1> (i) d = Mul (c, low) u = Unsqueeze (d, last) b = Add (e, u)", True),
+        ("e = Gather (w, i) c = Cast <to=1> (i) d = Mul (c, low) s = Softmax (d) u = Unsqueeze (s, last) b = Add (e, u)",
+         False),
+    ],
+)  # fmt: skip
+def test_what_could_hide_a_key(body: str, found: bool) -> None:
+    """Numbers below -1000 and float inputs, up to what keeps its results small."""
+    graph = f"""g (float[B,S,4] x, int64[B,S] i) => (b) <float[4,4] w = {{{", ".join(["0.5"] * 16)}}},
+        float[4] gamma = {{1, 1, 1, 1}}, float low = {{-10000}}, int64[1] last = {{-1}}> {{ {body} }}"""
+    model = Model(parse_graph(graph, 18))
+    shapes.infer(model)
+    assert (masks.low_number_behind(model.graph.outputs[0]) is not None) is found

@@ -23,6 +23,10 @@ def sink_merged_heads(scope: Scope) -> int:
             continue
         merge, moved = found
         after = shape_of(node.outputs[0])
+        if merge.op == "Squeeze":
+            output = scope.insert(node, "Squeeze", [moved, *merge.inputs[1:]], merge.attrs)
+            count += scope.replace(node.outputs[0], output)
+            continue
         if after is not None and after == shape_of(merge.outputs[0]):
             target, attrs = merge.inputs[1], {k: v for k, v in merge.attrs.items() if k == "allowzero"}
         else:
@@ -129,12 +133,16 @@ def _may_be_scores(value: Value) -> bool:
 
 
 def _merge_of(value: Value) -> Node | None:
-    """The Reshape of four dimensions that merges the first two, if one made the value."""
-    maker = maker_of(value, "Reshape")
-    if maker is None or len(maker.inputs) < 2:
+    """The Reshape of four dimensions that merges the first two, if one made the value; the Squeeze of a batch of 1."""
+    maker = maker_of(value, "Reshape", "Squeeze")
+    if maker is None:
         return None
     before, after = shape_of(maker.inputs[0]), shape_of(value)
     if before is None or after is None or len(before) != 4 or len(after) != 3:
+        return None
+    if maker.op == "Squeeze":
+        return maker if before[0] == 1 and before[1] != 1 and after == before[1:] else None
+    if len(maker.inputs) < 2:
         return None
     # One head is no matter of merging; taking its dimension away is left to other passes.
     return None if before[1] == 1 or merged_leading(before, after) is None else maker

@@ -47,6 +47,20 @@ def test_attention_with_batch_and_heads_in_one(scores: str, mask: str, wanted: l
     assert sorted(ops(model)) == sorted(["Transpose", "MatMul", *wanted, "Softmax", "MatMul"])
 
 
+def test_a_batch_of_one_taken_off_before_the_mask() -> None:
+    """Exports with batch 1 (DeBERTa) take it off the scores and put it back."""
+    body = """kt = Transpose <perm=[0,1,3,2]> (k) s = MatMul (q, kt) d = Squeeze (s, zero) e = Div (d, f) a = Add (e, m)
+      u = Unsqueeze (a, zero) p = Softmax <axis=-1> (u) y = MatMul (p, v)"""
+    shape = "float[1,4,S,8]"
+    source = text(
+        body, f"{shape} q, {shape} k, {shape} v, float[4,S,S] m", f"{shape} y", "float f = {4}, int64[1] zero = {0}"
+    )
+    model, _ = canonical(source, exact=False)
+    made = ops(model)
+    assert "Squeeze" not in made and made.count("MatMul") == 2
+    assert made[made.index("MatMul") + 1] == "Div"
+
+
 def test_scores_that_are_an_output_stay_merged() -> None:
     shape = "float[B,4,S,8]"
     body = MERGE + "a = MatMul (q3, kt) " + FINISH
