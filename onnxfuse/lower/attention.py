@@ -31,7 +31,8 @@ def lower_attention(emitter: Emitter, kernels: KernelTable, node: Node) -> bool:
     dtype = dtype_of(node.inputs[0])
     opset = emitter.opset
     if (
-        kernels.target.provider == "cuda"
+        # On CPU only for what the other kernels lack.
+        (kernels.target.provider == "cuda" or attrs["softcap"])
         and kernels.has("GroupQueryAttention", dtype, opset=opset, domain=MICROSOFT, num_heads=1, kv_num_heads=1)
         and group_query.takes(node, attrs, sizes)
     ):

@@ -286,8 +286,8 @@ def test_zeros_and_ones(body: str, holds: bool) -> None:
         ("e = Gather (w, i) b = MatMul (e, w)", False),
         ("b = MatMul (x, w)", True),
         ("e = Gather (w, i) c = Cast <to=1> (i) d = Mul (c, low) u = Unsqueeze (d, last) b = Add (e, u)", True),
-        ("e = Gather (w, i) c = Cast <to=1> (i) d = Mul (c, low) s = Softmax (d) u = Unsqueeze (s, last) b = Add (e, u)",
-         False),
+        ("""e = Gather (w, i) c = Cast <to=1> (i) d = Mul (c, low) s = Softmax (d) u = Unsqueeze (s, last)
+        b = Add (e, u)""", False),
     ],
 )  # fmt: skip
 def test_what_could_hide_a_key(body: str, found: bool) -> None:

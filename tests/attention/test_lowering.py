@@ -228,7 +228,31 @@ def test_sinks_of_a_causal_model_on_cuda_go_into_one_kernel() -> None:
     assert [v.name for v in node.inputs[7:]] == ["", "", "", "", "sink"] and node.attrs["local_window_size"] == 2
 
 
-@pytest.mark.parametrize("given", [{"softcap": 5.0}, {"is_causal": 1, "softcap": 5.0, "window": 2}])
+@pytest.mark.parametrize("structure", [{}, {"window": 2}])
+@pytest.mark.parametrize("kv", [H, G])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm90"])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("sink", [False, True])
+def test_group_query_attention(structure: dict[str, int], kv: int, target: str, softcap: float, sink: bool) -> None:
+    """In float16, which both providers' kernels take; run by the one for CPU."""
+    attrs = {"is_causal": 1, "softcap": softcap, **structure}
+    written = "".join(f", {name}={value}" for name, value in attrs.items())
+    text = attention_text(True, kv, "S", "", False, written).replace("float", "float16")
+    if sink:
+        text = text.replace(") => (", f", float16[{H}] sink) => (", 1).replace("(q, k, v)", "(q, k, v, , , , , sink)")
+    model = lowered(text, target=target)
+    needed = softcap or (target != "cpu" and (kv != H or structure or sink))
+    assert ("GroupQueryAttention" in ops_of(model)) is bool(needed)
+    if target != "cpu" and not needed:
+        return  # MultiHeadAttention in float16, which only CUDA has
+    feeds = {name: value.astype(np.float16) for name, value in random_feeds(model).items()}
+    names = ("q", "k", "v", "", "", "", "", "sink")
+    wanted = reference("Attention", [feeds.get(n) for n in names],
+                       {"scale": 0.25, "q_num_heads": H, "kv_num_heads": kv, **attrs})[0]  # fmt: skip
+    np.testing.assert_allclose(run(model, feeds)[0].astype(np.float32), wanted, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("given", [{"softcap": 5.0}, {"softcap": 5.0, "window": 2}])
 def test_what_no_kernel_takes_is_spelled_out(given: dict[str, Any]) -> None:
     attrs = "".join(f", {name}={value}" for name, value in given.items())
     model = lowered(attention_text(True, H, "S", "", False, attrs))
