@@ -100,6 +100,7 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
     light.CopyFrom(_without_data(proto))
     for value in [*light.graph.input, *light.graph.output]:
         _declare_shape(value.type)
+    _bring_in_order(light.graph)
     foreign = False
     for node in _all_nodes(light.graph):
         since = _CONTRIB_IN_DEFAULT_DOMAIN.get(node.op_type)
@@ -109,6 +110,30 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
     if foreign and all(o.domain != "com.microsoft" for o in light.opset_import):
         light.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return light
+
+
+def _bring_in_order(graph: onnx.GraphProto) -> None:
+    """ONNX wants a graph's nodes in topological order. Runtimes take any, as long as what a branch reads comes before
+    it, and converters to float16 write it."""
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{maker[name] for name in node.input if name in maker} for node in graph.node]
+    if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
+        return
+    order: list[int] = []
+    placed: set[int] = set()
+    waiting = list(range(len(needs)))
+    while waiting:
+        before = len(order)
+        for index in waiting:
+            if needs[index] <= placed:
+                order.append(index)
+                placed.add(index)
+        if len(order) == before:
+            return  # a cycle: the checker says so
+        waiting = [index for index in waiting if index not in placed]
+    nodes = [onnx.NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _declare_shape(declared: onnx.TypeProto) -> None:

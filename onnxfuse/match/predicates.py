@@ -124,6 +124,18 @@ def numbers_equal(scope: Scope, first: float, second: float, *, factor: float = 
 
 
 @predicate
+def last_axes_swapped(scope: Scope, value: Value) -> Outcome:
+    """of: a value
+    holds: it has a known rank of 2 or more
+    results: `perm`: the permutation that exchanges its last two axes
+    """
+    shape = shape_of(value)
+    if shape is None or len(shape) < 2:
+        return Refused("two axes or more", show(shape))
+    return {"perm": [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]}
+
+
+@predicate
 def square_root_of_dim(scope: Scope, number: float, dim: Any, *, power: float = 0.5) -> Outcome:
     """of: a captured number, a dim
     holds: the number is the (known) dim to the `power` (default ½)

@@ -134,6 +134,8 @@ EMPTY = Constant("e", np.zeros(0, np.float32))
         ("made_by_no_product", ("x", "kb"), {}, False),
         ("made_by_no_product", ("sum",), {}, False),
         ("made_by_no_product", ("after",), {}, False),
+        ("last_axes_swapped", ("x",), {}, True),
+        ("last_axes_swapped", ("b",), {}, False),
         ("alternating", ("ev", "od"), {}, True),
         ("alternating", ("od", "ev"), {}, True),
         ("alternating", ("ev", "ev"), {}, False),
