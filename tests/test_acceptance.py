@@ -127,7 +127,8 @@ def check_size(path: Path, target: str) -> None:
 
 
 KINDS = {"quantized": is_quantized, "tied": is_tied}
-OF_KIND = [(kind, r["file"]) for r in RECORDS for kind, holds in KINDS.items() if holds(onnx.load(CORPUS / r["file"]))]
+PRESENT = [r for r in RECORDS if (CORPUS / r["file"]).exists()]
+OF_KIND = [(kind, r["file"]) for r in PRESENT for kind, holds in KINDS.items() if holds(onnx.load(CORPUS / r["file"]))]
 
 
 @pytest.mark.corpus
@@ -139,7 +140,7 @@ def test_quantized_and_tied_models_do_not_grow(kind: str, name: str, target: str
     check_size(path, target)
 
 
-TO_QUANTIZE = [r for r in RECORDS if r["dtype"] == "float32" and r["opset"] == 18 and r.get("npz")][:4]
+TO_QUANTIZE = [r for r in PRESENT if r["dtype"] == "float32" and r["opset"] == 18 and r.get("npz")][:4]
 
 
 @pytest.mark.parametrize("record", TO_QUANTIZE, ids=lambda r: r["file"].removesuffix(".onnx"))
