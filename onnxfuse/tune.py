@@ -25,7 +25,7 @@ from onnxfuse.graph import model as models
 from onnxfuse.graph import view
 from onnxfuse.ops.opdef import FUSED_DOMAIN
 from onnxfuse.runtime import gpu
-from onnxfuse.runtime.kernels import DTYPES, PATHS, Kernels, Plan, Shape, Variant
+from onnxfuse.runtime.kernels import DTYPES, NORMS, PATHS, Kernels, Plan, Shape, Variant
 
 ENVIRONMENT_VARIABLE = "ONNXFUSE_TUNING"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -117,8 +117,9 @@ def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
             if v.rows > 2 * shape.rows or (v.rows * v.columns < 128 * 128 and waves > 8):
                 continue
             rasters = (4, 16) if shape.rows > 1024 else (8,)
-            for (cm, cn), raster in product(((1, 1), (2, 1), (1, 2)), rasters):
-                found.append(Plan("tile", v.index, 0, cm, cn, raster))
+            own = (0,) if shape.norm == "none" else (1, 2) if v.columns > 128 else (0, 1, 2)
+            for (cm, cn), raster, stats in product(((1, 1), (2, 1), (1, 2)), rasters, own):
+                found.append(Plan("tile", v.index, 0, cm, cn, raster, stats))
     return list(dict.fromkeys(found))
 
 
@@ -239,7 +240,7 @@ def plan_of(entry: dict[str, Any]) -> Plan:
 def _key(architecture: int, shape: Shape) -> dict[str, int]:
     return {
         "architecture": architecture, "dtype": DTYPES.index(shape.dtype), "gated": int(shape.gated),
-        "norm": int(shape.norm != "none"), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
+        "norm": NORMS.index(shape.norm), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
         "bucket": bucket(shape.rows),
     }  # fmt: skip
 

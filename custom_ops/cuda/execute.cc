@@ -43,7 +43,10 @@ Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cu
   if (problem.m == 0 || problem.n == 0) return {};
   const void* stats = nullptr;
   if (separate_stats(problem, plan)) {
-    if (Status s = launch_row_stats(problem, scratch, stream); !s.ok()) return s;
+    const Overlap overlap = plan.path != Path::kTile || plan.overlap == 0 ? Overlap::kNone
+                            : plan.row_stats == 2                         ? Overlap::kReady
+                                                                          : Overlap::kBoth;
+    if (Status s = launch_row_stats(problem, scratch, overlap, stream); !s.ok()) return s;
     stats = scratch;
   }
   switch (plan.path) {

@@ -2,6 +2,7 @@
 // exact float32. Rows are normalised as they are loaded, so LayerNorm needs no column sums here.
 #pragma once
 
+#include "mma.cuh"
 #include "numeric.cuh"
 
 namespace onnxfuse::cuda {
@@ -21,20 +22,6 @@ struct GenericParams {
 };
 
 constexpr int kGenericRows = 64, kGenericColumns = 64, kGenericK = 32, kGenericThreads = 128;
-
-__device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                          __nv_bfloat16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 // kVectors: 16-bit values, K-major weight, K a multiple of 8, 16-byte pointers.
 template <typename T, bool kVectors>
@@ -117,7 +104,7 @@ __global__ __launch_bounds__(kGenericThreads) void generic_kernel(const GenericP
 #pragma unroll
           for (int j = 0; j < 8; ++j) {
             const uint32_t b[2] = {word(w_tile, j * 8 + group, kk + pair), word(w_tile, j * 8 + group, kk + pair + 8)};
-            mma_16816(acc[j], a, b, T());
+            multiply_m16n8k16<T>(acc[j], a, b[0], b[1]);
           }
         }
       } else {

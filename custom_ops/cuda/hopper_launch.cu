@@ -28,7 +28,9 @@ constexpr int stream_stages_that_fit() {
 template <typename Tile>
 constexpr int stages_that_fit() {
   int stages = Tile::kMaxStages;
-  while (Tile::smem_bytes(stages) > kSharedMemoryLimit) --stages;
+  constexpr int limit = kSharedMemoryLimit - 1024;  // a block of the statistics' kernel takes 1 KB
+  while (Tile::smem_bytes(stages) > limit) --stages;
+  static_assert(Tile::smem_bytes(2) <= limit);
   return stages;
 }
 
@@ -37,7 +39,7 @@ constexpr int stages_that_fit() {
 const std::vector<HopperVariant>& stream_variants() {
   static const std::vector<HopperVariant> variants = {
 #define VARIANT(index, mma, groups, tile_x) \
-  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>()},
+  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>(), 1},
 #include "stream_variants.inc"
 #undef VARIANT
   };
@@ -46,9 +48,8 @@ const std::vector<HopperVariant>& stream_variants() {
 
 const std::vector<HopperVariant>& tile_variants() {
   static const std::vector<HopperVariant> variants = {
-#define VARIANT(index, mma, groups, tile_n, gated, pingpong)           \
-  {TileShape<__half, mma, groups, tile_n, gated, pingpong>::kTileM, tile_n, gated, \
-   stages_that_fit<TileShape<__half, mma, groups, tile_n, gated, pingpong>>()},
+#define VARIANT(index, groups, tile_n, gated, split) \
+  {64 * groups, tile_n, gated, stages_that_fit<TileShape<__half, groups, tile_n, gated, split>>(), split},
 #include "tile_variants.inc"
 #undef VARIANT
   };
@@ -98,8 +99,10 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   if (half_rows % 8 || v.rows / plan.cluster_n % 8) return "the cluster is too large for the tile";
   if (std::string why = hopper_refusal(p, half_rows); !why.empty()) return why;
   if (plan.stages > v.max_stages) return "the stages exceed the shared memory";
-  // Taking turns, a warpgroup holds its last stage until its residual, up to two stages, has arrived.
-  if (plan.stages != 0 && plan.stages < 4) return "fewer than four stages";
+  if (plan.stages != 0 && plan.stages < 2) return "fewer than two stages";
+  if (v.split > 1 && plan.cluster_m * plan.cluster_n > 1) return "the cluster splits K already";
+  if (v.split > (p.k + 63) / 64) return "K has fewer blocks than the split";
+  if (p.norm != Norm::kNone && v.columns > 128 && plan.row_stats == 0) return "the tile leaves no registers for the statistics";
   if (plan.raster < 1) return "the raster is not positive";
   return {};
 }
@@ -111,14 +114,14 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   const int half_rows = (v.gated ? v.columns / 2 : v.columns) / plan.cluster_m;
   if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows / plan.cluster_n); !s.ok()) return s;
   if (Status s = encode_weight(&params.weight, p, half_rows); !s.ok()) return s;
-  if (Status s = encode_matrix(&params.y, p.y, p.dtype, p.m, p.n, 64); !s.ok()) return s;
   if (p.residual != nullptr) {
     if (Status s = encode_matrix(&params.residual, p.residual, p.dtype, p.m, p.n, 64); !s.ok()) return s;
   }
-  params.bias = p.bias, params.colsum = p.colsum;
+  params.bias = p.bias, params.colsum = p.colsum, params.residual_pointer = p.residual, params.y = p.y;
   params.stats = static_cast<const RowStats*>(row_stats);
+  params.x_is_ready = row_stats != nullptr && plan.row_stats == 2 && plan.overlap != 0;
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
-  params.block = static_cast<int>(gate_block(p));
+  params.block = Divisor(static_cast<int>(gate_block(p)));
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
   params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
   params.has_residual = p.residual != nullptr;

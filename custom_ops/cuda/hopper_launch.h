@@ -12,6 +12,7 @@ struct HopperVariant {
   int columns;  // packed weight columns in a tile
   bool gated;   // kTile only: the epilogue is compiled for one of the two ops
   int max_stages;
+  int split;  // kTile: CTAs of the cluster that share K
 };
 
 const std::vector<HopperVariant>& stream_variants();

@@ -54,7 +54,9 @@ struct Plan {
   int32_t cluster_m = 1;  // kTile: CTAs that share a weight tile; kStream: CTAs that split K
   int32_t cluster_n = 1;  // kTile: CTAs that share a tile of x
   int32_t raster = 8;     // kTile: tile rows walked together, for L2 reuse
-  int32_t row_stats = 0;  // 1: the norm's statistics come from a kernel launched before
+  // The norm's statistics: 0, from the product's own kernel; from one before it, which starts beside it (1), or (kTile)
+  // lets it start when x is there, to be waited for in the epilogue only (2).
+  int32_t row_stats = 0;
   int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start
   int32_t overlap = 1;    // 0: an ordinary launch, which waits for the preceding kernel
 };

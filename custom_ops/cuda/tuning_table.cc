@@ -9,7 +9,7 @@
 namespace onnxfuse::cuda {
 namespace {
 
-// architecture, dtype, gated, has norm, packed columns, K, bucket
+// architecture, dtype, gated, norm, packed columns, K, bucket
 using Key = std::tuple<int, int, int, int, int64_t, int64_t, int64_t>;
 
 struct Shipped {
@@ -93,7 +93,7 @@ int64_t row_bucket(int64_t m) {
 bool find_tuned(const LinearProblem& p, const Device& device, Plan* plan) {
   static const std::map<Key, Plan> table = read_all();
   const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
-                                    p.norm != Norm::kNone, p.packed_columns(), p.k, row_bucket(p.m)));
+                                    static_cast<int>(p.norm), p.packed_columns(), p.k, row_bucket(p.m)));
   if (found == table.end()) return false;
   *plan = found->second;
   return true;

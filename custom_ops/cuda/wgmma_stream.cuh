@@ -82,7 +82,7 @@ struct StreamTile {
   }
   static constexpr __host__ __device__ int received_bytes(int ranks) { return ranks > 1 ? ranks * block_bytes(ranks) : 0; }
   static constexpr int smem_bytes(int stages, int ranks) {
-    return 1024 + pipeline_bytes(stages, ranks) + received_bytes(ranks) + (ranks + 2) * kTileX * 8 + stages * 16 + 8;
+    return 1024 + pipeline_bytes(stages, ranks) + received_bytes(ranks) + (ranks + 1) * kTileX * 8 + stages * 16 + 8;
   }
 };
 
@@ -95,8 +95,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   const int ranks = gridDim.x, rank = blockIdx.x;  // the cluster spans x
   const uint32_t received = base + Tile::pipeline_bytes(p.stages, ranks);           // blocks of partial sums
   const uint32_t received_stats = received + Tile::received_bytes(ranks);           // float2[ranks][kTileX]
-  const uint32_t partial_stats = received_stats + ranks * kTileX * 8;               // float2[kTileX]
-  const uint32_t final_stats = partial_stats + kTileX * 8;                          // RowStats[kTileX]
+  const uint32_t final_stats = received_stats + ranks * kTileX * 8;                 // RowStats[kTileX]
   const uint32_t full = final_stats + kTileX * 8;
   const uint32_t empty = full + p.stages * 8;
   const uint32_t arrived = empty + p.stages * 8;  // what the cluster sends this CTA
@@ -118,10 +117,9 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       barrier_init(full + s * 8, 1);
       barrier_init(empty + s * 8, 4 * kGroups + (own_stats ? Tile::kStatWarps : 0));
     }
-    barrier_init(arrived, 1);
+    barrier_init(arrived, own_stats ? 2 : 1);  // its own sums are among what a CTA waits for
     fence_barrier_init();
-    barrier_expect_bytes(arrived, ranks * ((ranks > 1 ? Tile::block_bytes(ranks) : 0) +
-                                           (own_stats ? kTileX * 8 : 0)));
+    barrier_expect_bytes(arrived, (ranks - 1) * (Tile::block_bytes(ranks) + (own_stats ? kTileX * 8 : 0)));
   }
   __syncthreads();
   cluster_arrive_relaxed();  // waited for before anything is sent to another CTA
@@ -236,13 +234,14 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
           squares += __shfl_xor_sync(0xffffffffu, squares, offset);
         }
         if (part == 0)
-          *reinterpret_cast<float2*>(base_pointer + (partial_stats - base) + (first_row + i * kThreads) * 8) =
+          reinterpret_cast<float2*>(base_pointer + (received_stats - base))[rank * kTileX + first_row + i * kThreads] =
               make_float2(sum, squares);
       }
       fence_async_proxy();
       named_barrier_sync(2, kThreads);
-      if (thread < ranks)
-        push_to_cta(received_stats + rank * kTileX * 8, partial_stats, kTileX * 8, arrived, thread);
+      const uint32_t own = received_stats + rank * kTileX * 8;
+      if (thread < ranks && thread != rank) push_to_cta(own, own, kTileX * 8, arrived, thread);
+      if (thread == rank) barrier_arrive(arrived);
     }
     cluster_arrive_relaxed();
     cluster_wait();
@@ -319,7 +318,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
     fence_async_proxy();
     named_barrier_sync(1, Tile::kConsumers);
     const int bytes = Tile::block_bytes(ranks);
-    if (threadIdx.x < ranks)
+    if (threadIdx.x < ranks && threadIdx.x != rank)
       push_to_cta(received + rank * bytes, base + threadIdx.x * bytes, bytes, arrived, threadIdx.x);
   }
   barrier_wait(arrived, 0);
@@ -342,12 +341,12 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   named_barrier_sync(1, Tile::kConsumers);
 
   // This CTA's slice of the columns, four at a time.
-  const float* const blocks = ranks > 1 ? reinterpret_cast<const float*>(base_pointer + (received - base)) : partial;
+  const float* const blocks = reinterpret_cast<const float*>(base_pointer + (received - base));
   auto gather = [&](int row, int position, float(&v)[4]) {
-    const float* part = blocks + row * row_floats + position;
     v[0] = v[1] = v[2] = v[3] = 0.0f;
-    for (int r = 0; r < ranks; ++r, part += kTileX * row_floats) {
-      const float4 add = *reinterpret_cast<const float4*>(part);
+    for (int r = 0; r < ranks; ++r) {  // its own block has stayed where it was
+      const float* const block = (r == rank ? partial : blocks) + r * kTileX * row_floats;
+      const float4 add = *reinterpret_cast<const float4*>(block + row * row_floats + position);
       v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
     }
   };

@@ -1,5 +1,6 @@
 // The list of tiled variants (compiled once per dtype: -DONNXFUSE_BFLOAT16 selects bfloat16) and their launcher.
 #include <algorithm>
+#include <climits>
 
 #include "hopper_checks.h"
 #include "hopper_launch.h"
@@ -18,26 +19,35 @@ using Element = __half;
 
 namespace {
 
-template <int kMma, int kGroups, int kTileN, bool kGated, bool kPingpong>
-Status launch(const TileParams& params, const Plan& plan, int sm_count, cudaStream_t stream) {
-  using Tile = TileShape<Element, kMma, kGroups, kTileN, kGated, kPingpong>;
-  const int ctas = params.cluster_m * params.cluster_n;
-  const int64_t tiles_m = (params.m + Tile::kTileM * params.cluster_m - 1) / (Tile::kTileM * params.cluster_m);
-  const int64_t tiles_n = (params.n + Tile::kOutN * params.cluster_n - 1) / (Tile::kOutN * params.cluster_n);
-  const int64_t resident = sm_count / ctas;  // a cluster has one CTA or two, the multiprocessors come in pairs
-  const unsigned clusters = static_cast<unsigned>(std::min(tiles_m * tiles_n, resident));
+template <int kGroups, int kTileN, bool kGated, int kSplit>
+Status launch(TileParams params, const Plan& plan, int sm_count, cudaStream_t stream) {
+  using Tile = TileShape<Element, kGroups, kTileN, kGated, kSplit>;
+  const int ctas = kSplit > 1 ? kSplit : params.cluster_m * params.cluster_n;
+  const auto groups = [](int64_t extent, int64_t size) { return (extent + size - 1) / size; };
+  const int64_t rows = groups(params.m, Tile::kTileM * params.cluster_m);
+  const int64_t columns = groups(params.n, Tile::kOutN * params.cluster_n);
+  if (rows * columns * ctas > INT_MAX) return {"there are too many tiles"};
+  params.tiles = static_cast<int>(rows * columns), params.tile_rows = static_cast<int>(rows);
+  params.raster = static_cast<int>(std::min<int64_t>(params.raster, rows));
+  const int last = static_cast<int>(rows % params.raster);
+  params.band = Divisor(static_cast<int>(params.raster * columns));
+  params.weight_hint = rows <= params.raster ? kEvictFirst : kEvictNormal;
+  params.full_height = Divisor(params.raster), params.last_height = Divisor(last > 0 ? last : params.raster);
+  // A cluster that shares loads has two CTAs, the multiprocessors come in pairs. One that splits K has one tile.
+  const int clusters = kSplit > 1 ? params.tiles : std::min(params.tiles, sm_count / ctas);
   static std::atomic<uint64_t> allowed{0};
-  return launch_cluster(tile_kernel<Element, kMma, kGroups, kTileN, kGated, kPingpong>, &allowed, dim3(clusters * ctas),
-                        Tile::kThreads, Tile::smem_bytes(params.stages), ctas, plan.overlap != 0, stream, params);
+  return launch_cluster(tile_kernel<Element, kGroups, kTileN, kGated, kSplit>, &allowed,
+                        dim3(static_cast<unsigned>(clusters * ctas)), Tile::kThreads, Tile::smem_bytes(params.stages),
+                        ctas, plan.overlap != 0, stream, params);
 }
 
 }  // namespace
 
 Status TILE_LAUNCHER(const TileParams& params, const Plan& plan, int sm_count, cudaStream_t stream) {
   switch (plan.variant) {
-#define VARIANT(index, mma, groups, tile_n, gated, pingpong) \
-  case index:                                                \
-    return launch<mma, groups, tile_n, gated, pingpong>(params, plan, sm_count, stream);
+#define VARIANT(index, groups, tile_n, gated, split) \
+  case index:                                        \
+    return launch<groups, tile_n, gated, split>(params, plan, sm_count, stream);
 #include "tile_variants.inc"
 #undef VARIANT
   }

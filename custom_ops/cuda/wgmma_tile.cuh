@@ -1,16 +1,25 @@
-// Many rows: persistent, warp-specialised tiles at the rate of the tensor cores.
+// Many rows: warp-specialised tiles at the rate of the tensor cores.
 //
-// One producer warp keeps a ring of stages full by TMA, shared inside a cluster by multicast. Either the consumer
-// warpgroups share a tile, each with 64 x kMma of its rows (the largest tiles, the best rate), or they take turns
-// (kPingpong): each has tiles of its own, and the epilogue of one is hidden behind the product of the other.
-// The norm's sums are taken by the consumers from the tile of x in shared memory while their wgmma runs, or come from
-// a kernel before. Two warps of the producer's group gather what else the epilogue needs (bias, column sums) in shared
-// memory. The residual travels through the same ring as extra stages. Results leave by
-// stmatrix and bulk stores.
+// Two producer warps, one for the weights and one for x, keep a ring of stages full by TMA, shared inside a cluster by
+// multicast. Each consumer warpgroup has 64 rows of the tile. Two more warps bring bias, column sums and row statistics to
+// shared memory. The residual travels through the same ring as extra stages. Results leave by stmatrix and 16-byte stores,
+// each warp on its own.
+//
+// The norm's statistics come from a kernel before, which runs while this one starts and reads its first weights, or lets
+// it start when x is there and is waited for in the epilogue. Or, for small tiles, x goes to wgmma through registers (ldmatrix) and its sums are taken on the way, which costs less than
+// another kernel if K is short.
+//
+// Shared memory is the limit of all tiles but the largest: per K block and CTA, 128 bytes a cycle for
+// (2 kTileM + (1 + kTileM / 64) kTileN) rows of 128 bytes, against kTileM kTileN / 32 cycles of wgmma.
+//
+// kSplit > 1: the CTAs of a cluster split K. Each sends its partial sums to the one that finishes those columns, which
+// adds them to its own, always in the same order.
 #pragma once
 
+#include "divisor.h"
 #include "hopper_ptx.cuh"
 #include "numeric.cuh"
+#include "row_stats.h"
 #include "wgmma_shapes.cuh"
 
 namespace onnxfuse::cuda {
@@ -18,15 +27,21 @@ namespace onnxfuse::cuda {
 struct TileParams {
   CUtensorMap x;         // [M, K], box 64 x (kTileM / cluster_n)
   CUtensorMap weight;    // as StreamParams; box rows (kTileN or kTileN / 2) / cluster_m
-  CUtensorMap y;         // [M, n], box 64 x 64
-  CUtensorMap residual;  // [M, n], box 64 x 64
+  CUtensorMap residual;  // [M, n], box 64 x 64; unused if K is split
   const void* x_pointer;
   const void* bias;
+  const void* residual_pointer;
   const float* colsum;
   const RowStats* stats;  // [m], or null: taken here if there is a norm
+  int x_is_ready;         // when this kernel starts: Overlap::kReady
+  void* y;                // [m, n]
   int m, n, k;
-  int block;  // columns of a gate block (n if not interleaved)
-  int stages, cluster_m, cluster_n, raster;
+  int stages, cluster_m, cluster_n;
+  // Tiles are counted in units of the cluster's. They are walked in bands of `raster` rows of tiles, for L2.
+  int tiles, tile_rows, raster;
+  Divisor band, full_height, last_height;  // tiles of a band, its rows, the rows of the last band
+  Divisor block;                           // columns of a gate block (n if not interleaved)
+  uint64_t weight_hint;                    // for L2: read once if there is one band
   int has_residual;
   int prefetch_weight;
   Norm norm;
@@ -34,158 +49,226 @@ struct TileParams {
   Activation activation;
 };
 
-template <typename T, int kMma, int kGroups, int kTileN, bool kGated, bool kPingpong>
+template <typename T, int kGroups, int kTileN, bool kGated, int kSplit>
 struct TileShape {
-  static constexpr int kSharing = kPingpong ? 1 : kGroups;  // warpgroups of one tile
-  static constexpr int kTileM = 64 * kMma * kSharing;
+  static_assert(kSplit == 1 || !kGated);
+  static constexpr int kTileM = 64 * kGroups;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
   static constexpr int kThreads = 128 * (kGroups + 1);  // producer and gatherers, consumers
+  // Of a thread at launch. But for the largest tiles, as many are left as a block of the kernel takes that prepares the
+  // next norm's statistics: it is then there when this one ends.
+  static constexpr int kRegisters = (65536 - (kTileN > 192 ? 4096 : kRowStatsRegisters)) / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = (kRegisters * kThreads - 128 * kProducerRegisters) / (128 * kGroups) / 8 * 8;
   static constexpr int kXBytes = kTileM * 128;
   static constexpr int kWeightBytes = kTileN * 128;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kChunks = kOutN / 64;
-  static constexpr int kBoxes = kTileM / 64 * kChunks;            // residual, 64 x 64 each
+  static constexpr int kBoxes = kTileM / 64 * (kOutN / 64);  // of the residual, 64 x 64 each
   static constexpr int kBoxesPerStage = kStageBytes / 8192;
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
-  static constexpr int kStoreBytes = kGroups * 8192;
-  static constexpr int kGathered = kTileM * 8 + kTileN * 8;  // RowStats[kTileM], bias[kTileN], colsum[kTileN]
+
+  static constexpr int kSliceN = kOutN / kSplit;              // columns that a CTA finishes
+  static constexpr int kChunk = kSliceN % 64 == 0 ? 64 : kSliceN % 32 == 0 ? 32 : 16;  // of which at a time
+  static constexpr int kValues = kChunk / 2;                  // accumulators of a thread in a chunk
+  static constexpr int kSums = kSliceN / 2;                   // accumulators of a thread in a slice
+  static constexpr int kWarps = 4 * kGroups;                  // that consume
+  static constexpr int kPartBytes = kSums * 128 + 128;        // partial sums of a warp for one slice, sums of its rows
+  static constexpr int kPartsBytes = kSplit > 1 ? kWarps * (kSplit - 1) * kPartBytes : 0;  // sent or received
+  static constexpr int kStoreBytes = 2048;                    // 16 x 64 results of a warp
+  static constexpr int kStoresBytes = kSplit > 1 ? 0 : kWarps * kStoreBytes;  // where parts are received otherwise
+  static_assert(kSplit == 1 || (kSplit - 1) * kPartBytes >= kStoreBytes);
+  static constexpr bool kOwnStats = kTileN <= 128;            // the registers allow them
+  static constexpr int kGathered = kTileM * 8 + kTileN * 8;   // RowStats[kTileM], bias[kTileN], colsum[kTileN]
   static constexpr int kMaxStages = 12;
   static constexpr int smem_bytes(int stages) {
-    return 1024 + stages * kStageBytes + kStoreBytes + 2 * kGathered + stages * 16 + 32;
+    return 1024 + stages * kStageBytes + kStoresBytes + 2 * kPartsBytes + 2 * kGathered + stages * 16 + 32 + kWarps * 8;
   }
 };
 
-template <typename T, int kMma, int kGroups, int kTileN, bool kGated, bool kPingpong>
-__global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpong>::kThreads,
-                             1) void tile_kernel(const __grid_constant__ TileParams p) {
-  using Tile = TileShape<T, kMma, kGroups, kTileN, kGated, kPingpong>;
+template <typename T, int kGroups, int kTileN, bool kGated, int kSplit>
+__global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegisters)) void tile_kernel(const __grid_constant__ TileParams p) {
+  using Tile = TileShape<T, kGroups, kTileN, kGated, kSplit>;
   extern __shared__ uint8_t shared_raw[];
   const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
   uint8_t* const base_pointer = shared_raw + (base - shared_address(shared_raw));
-  const uint32_t store_buffers = base + p.stages * Tile::kStageBytes;
-  const uint32_t gathered = store_buffers + Tile::kStoreBytes;  // two buffers, for alternate tiles
+  const uint32_t stores = base + p.stages * Tile::kStageBytes;
+  const uint32_t sent = stores + Tile::kStoresBytes, received = sent + Tile::kPartsBytes;
+  const uint32_t gathered = received + Tile::kPartsBytes;  // two, for alternate tiles
   const uint32_t full = gathered + 2 * Tile::kGathered;
   const uint32_t empty = full + p.stages * 8;
   const uint32_t gathered_full = empty + p.stages * 8, gathered_empty = gathered_full + 16;
+  const uint32_t arrived = gathered_empty + 16;  // for each warp: what the other ranks send
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int ctas = p.cluster_m * p.cluster_n;
-  const int rank = ctas > 1 ? cluster_rank() : 0;
-  const int rank_m = rank % p.cluster_m, rank_n = rank / p.cluster_m;
-  const int sharers = p.cluster_m + p.cluster_n - 1;  // CTAs whose loads land here, and the other way round
+  // A cluster of two shares the loads of the weights (cluster_m) or of x (cluster_n).
+  const bool multicast = kSplit == 1 && p.cluster_m + p.cluster_n > 2;
+  const int rank = kSplit > 1 || multicast ? cluster_rank() : 0;
+  const int rank_m = p.cluster_m > 1 ? rank : 0, rank_n = p.cluster_n > 1 ? rank : 0;
+  const int k_blocks = (p.k + 63) / 64;
+  const int k_begin = static_cast<int>(static_cast<int64_t>(k_blocks) * (kSplit > 1 ? rank : 0) / kSplit);
+  const int k_end = static_cast<int>(static_cast<int64_t>(k_blocks) * (kSplit > 1 ? rank + 1 : 1) / kSplit);
+  const int first_tile = cluster_id(), tile_step = cluster_count();
+  auto locate = [&](int tile, int& row0, int& column0) {
+    const int band = p.band.divide(tile), first_m = band * p.raster;
+    const int inside = tile - band * p.band.divisor;
+    const Divisor& height = first_m + p.raster <= p.tile_rows ? p.full_height : p.last_height;
+    const int across = height.divide(inside), down = inside - across * height.divisor;
+    row0 = ((first_m + down) * p.cluster_m + rank_m) * Tile::kTileM;
+    column0 = (across * p.cluster_n + rank_n) * Tile::kOutN;
+  };
 
-  if (threadIdx.x == 0) {
-    prefetch_map(p.x);
-    prefetch_map(p.weight);
-    prefetch_map(p.y);
-    if (p.has_residual) prefetch_map(p.residual);
-    for (int s = 0; s < p.stages; ++s) {
-      barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, 4 * Tile::kSharing * sharers);
+  auto load_x = [&](int stage, int k, int row0) {
+    const uint32_t dst = base + stage * Tile::kStageBytes;
+    if (p.cluster_n > 1)
+      load_2d_multicast(dst + rank_n * (Tile::kXBytes / 2), p.x, full + stage * 8, k, row0 + rank_n * (Tile::kTileM / 2),
+                        3, kEvictNormal);
+    else
+      load_2d(dst, p.x, full + stage * 8, k, row0, kEvictNormal);
+  };
+  struct WeightColumns {
+    int c1, c3;
+  };
+  auto weight_columns = [&](int column0) {
+    const int column = column0 + rank_m * (Tile::kOutN / 2);
+    const int block = kGated ? p.block.divide(column) : 0;
+    return WeightColumns{column - block * p.block.divisor, block};
+  };
+  auto load_weight = [&](int stage, int k, const WeightColumns& at) {
+    const uint32_t dst = base + stage * Tile::kStageBytes + Tile::kXBytes;
+#pragma unroll
+    for (int half = 0; half < (kGated ? 2 : 1); ++half) {
+      const uint32_t half_dst = dst + half * (Tile::kWeightBytes / 2);
+      if (p.cluster_m > 1)
+        load_4d_multicast(half_dst + rank_m * (Tile::kOutN / 2) * 128, p.weight, full + stage * 8, k, at.c1, half, at.c3,
+                          3, p.weight_hint);
+      else
+        load_4d(half_dst, p.weight, full + stage * 8, k, at.c1, half, at.c3, p.weight_hint);
     }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(gathered_full + i * 8, 2);
-      barrier_init(gathered_empty + i * 8, 4 * Tile::kSharing);
+  };
+
+  // The way to the first loads is short, in instructions too: they come from L2. Each warp initialises what it uses.
+  constexpr int kReady = 1, kEmptyReady = 2;  // named barriers
+  if (warp == 0) {
+    if (lane == 0) {
+#pragma unroll 4
+      for (int s = 0; s < p.stages; ++s) barrier_init(full + s * 8, 1);
+      fence_barrier_init();
     }
+    __syncwarp();
+    if (!multicast) named_barrier_arrive(kReady, Tile::kThreads);
+  } else if (warp == 2) {
+    if (lane < p.stages)
+      barrier_init(empty + lane * 8, 4 * kGroups * (multicast ? 2 : 1));
+    else if (lane < p.stages + 2)
+      barrier_init(gathered_full + (lane - p.stages) * 8, 2);
+    else if (lane < p.stages + 4)
+      barrier_init(gathered_empty + (lane - p.stages - 2) * 8, 4 * kGroups);
+    else if (kSplit > 1 && lane >= 32 - Tile::kWarps)
+      barrier_init(arrived + (31 - lane) * 8, 1);
     fence_barrier_init();
+    if (kSplit > 1 && lane >= 32 - Tile::kWarps)
+      barrier_expect_bytes(arrived + (31 - lane) * 8, (kSplit - 1) * Tile::kPartBytes);
+    __syncwarp();
+    if (!multicast) {
+      named_barrier_arrive(kReady, Tile::kThreads);
+      named_barrier_arrive(kEmptyReady, 64);
+    }
+  } else {
+    if (threadIdx.x == 96) {
+      prefetch_map(p.weight);
+      prefetch_map(p.x);
+      if (kSplit == 1 && p.has_residual) prefetch_map(p.residual);
+    }
+    if (!multicast) named_barrier_sync(kReady, Tile::kThreads);
   }
-  allow_dependents();
-  __syncthreads();
-  if (ctas > 1) {
+  if (multicast) {  // nothing is sent before the other CTA's barriers are ready
+    __syncthreads();
     cluster_arrive_relaxed();
     cluster_wait();
   }
-
-  const bool own_stats = p.norm != Norm::kNone && p.stats == nullptr;
-  const int k_blocks = (p.k + 63) / 64;
-  const int cluster_tiles_m = (p.m + Tile::kTileM * p.cluster_m - 1) / (Tile::kTileM * p.cluster_m);
-  const int cluster_tiles_n = (p.n + Tile::kOutN * p.cluster_n - 1) / (Tile::kOutN * p.cluster_n);
-  const int tiles = cluster_tiles_m * cluster_tiles_n;
-  const int first_tile = blockIdx.x / ctas, tile_step = gridDim.x / ctas;
-  auto locate = [&](int tile, int& row0, int& column0) {
-    const int band = p.raster * cluster_tiles_n;
-    const int first_m = tile / band * p.raster;
-    const int height = min(p.raster, cluster_tiles_m - first_m);
-    const int inside = tile % band;
-    row0 = ((first_m + inside % height) * p.cluster_m + rank_m) * Tile::kTileM;
-    column0 = (inside / height * p.cluster_n + rank_n) * Tile::kOutN;
-  };
+  allow_dependents();
+  // The weights of the ring's first round, without waiting for the consumers or, if they are constant, another kernel.
+  int first_weights = 0;
+  if (warp == 0) {
+    if (lane == 0 && first_tile < p.tiles) {
+      int row0, column0;
+      locate(first_tile, row0, column0);
+      const WeightColumns at = weight_columns(column0);
+      first_weights = min(p.stages, k_end - k_begin);
+      if (!p.prefetch_weight) wait_for_prerequisites();
+#pragma unroll 1
+      for (int s = 0; s < first_weights; ++s) {
+        barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
+        load_weight(s, (k_begin + s) * 64, at);
+      }
+    }
+    __syncwarp();
+    if (!multicast) named_barrier_sync(kEmptyReady, 64);
+  }
+  if constexpr (kSplit > 1) cluster_arrive_relaxed();  // waited for before anything is sent
 
   if (warp < 4) {  // the producer warpgroup
-    if constexpr (kGroups == 2) lower_registers<40>();
-    if (threadIdx.x == 0) {
-      uint16_t row_mask = 0, column_mask = 0;  // CTAs with the same rows of x, with the same columns
-      for (int i = 0; i < p.cluster_n; ++i) row_mask |= 1u << (rank_m + p.cluster_m * i);
-      for (int i = 0; i < p.cluster_m; ++i) column_mask |= 1u << (i + p.cluster_m * rank_n);
-      const int x_rows = Tile::kTileM / p.cluster_n;
-      const int half_rows = (kGated ? kTileN / 2 : kTileN) / p.cluster_m;
-      auto load_x = [&](int stage, int k, int row0) {
-        const uint32_t dst = base + stage * Tile::kStageBytes + rank_n * x_rows * 128;
-        if (p.cluster_n > 1)
-          load_2d_multicast(dst, p.x, full + stage * 8, k, row0 + rank_n * x_rows, row_mask, kEvictNormal);
-        else
-          load_2d(dst, p.x, full + stage * 8, k, row0, kEvictNormal);
-      };
-      auto load_weight = [&](int stage, int k, int column0) {
-        const int column = column0 + rank_m * half_rows;
-        const int c1 = kGated ? column % p.block : column, c3 = kGated ? column / p.block : 0;
-        const uint32_t dst = base + stage * Tile::kStageBytes + Tile::kXBytes + rank_m * half_rows * 128;
-#pragma unroll
-        for (int half = 0; half < (kGated ? 2 : 1); ++half) {
-          const uint32_t half_dst = dst + half * (kTileN / 2) * 128;
-          if (p.cluster_m > 1)
-            load_4d_multicast(half_dst, p.weight, full + stage * 8, k, c1, half, c3, column_mask, kEvictNormal);
-          else
-            load_4d(half_dst, p.weight, full + stage * 8, k, c1, half, c3, kEvictNormal);
-        }
-      };
-
-      int stage = 0;
-      uint32_t phase = 0;
-      int prefetched = 0;
-      if (p.prefetch_weight && first_tile < tiles) {
-        int row0, column0;
-        locate(first_tile, row0, column0);
-        prefetched = min(p.stages, k_blocks);
-        for (int s = 0; s < prefetched; ++s) {
-          barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
-          load_weight(s, s * 64, column0);
-        }
-      }
-      wait_for_prerequisites();
-      for (int tile = first_tile; tile < tiles; tile += tile_step) {
+    if constexpr (kGroups == 2) lower_registers<Tile::kProducerRegisters>();
+    const auto advance = [&](int& stage, uint32_t& phase) {
+      if (++stage == p.stages) stage = 0, phase ^= 1;
+    };
+    int stage = 0;
+    uint32_t phase = 0;
+    if (threadIdx.x == 0) {  // the weights
+      for (int tile = first_tile; tile < p.tiles; tile += tile_step) {
         int row0, column0;
         locate(tile, row0, column0);
-        for (int kb = 0; kb < k_blocks; ++kb) {
-          if (prefetched > 0) {
-            --prefetched;
+        const WeightColumns at = weight_columns(column0);
+#pragma unroll 1
+        for (int kb = k_begin; kb < k_end; ++kb) {
+          if (first_weights > 0) {
+            --first_weights;
           } else {
             barrier_wait(empty + stage * 8, phase ^ 1);
             barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
-            load_weight(stage, kb * 64, column0);
+            load_weight(stage, kb * 64, at);
           }
-          load_x(stage, kb * 64, row0);
-          if (++stage == p.stages) stage = 0, phase ^= 1;
+          advance(stage, phase);
         }
-        if (p.has_residual) {
+        if (kSplit == 1 && p.has_residual)
+          for (int i = 0; i < Tile::kResidualStages; ++i) {
+            barrier_wait(empty + stage * 8, phase ^ 1);  // a barrier tells apart only two successive uses of its stage
+            advance(stage, phase);
+          }
+      }
+      if (multicast) {
+        // The other CTA still signals this one's barriers: wait until every stage has been released.
+        for (int s = 0; s < p.stages; ++s) {
+          barrier_wait(empty + stage * 8, phase ^ 1);
+          advance(stage, phase);
+        }
+      }
+    }
+    if (threadIdx.x == 32) {  // x and the residual
+      if (!p.x_is_ready) wait_for_prerequisites();
+      for (int tile = first_tile; tile < p.tiles; tile += tile_step) {
+        int row0, column0;
+        locate(tile, row0, column0);
+#pragma unroll 1
+        for (int kb = k_begin; kb < k_end; ++kb) {
+          barrier_wait(empty + stage * 8, phase ^ 1);
+          load_x(stage, kb * 64, row0);
+          advance(stage, phase);
+        }
+        if (kSplit == 1 && p.has_residual) {
+#pragma unroll 1
           for (int box = 0; box < Tile::kBoxes; box += Tile::kBoxesPerStage) {
             const int count = min(Tile::kBoxesPerStage, Tile::kBoxes - box);
             barrier_wait(empty + stage * 8, phase ^ 1);
             barrier_expect_bytes(full + stage * 8, count * 8192);
+#pragma unroll 1
             for (int i = 0; i < count; ++i) {
-              const int slab = (box + i) % (Tile::kTileM / 64), chunk = (box + i) / (Tile::kTileM / 64);
+              const int slab = (box + i) % kGroups, chunk = (box + i) / kGroups;
               load_2d(base + stage * Tile::kStageBytes + i * 8192, p.residual, full + stage * 8, column0 + chunk * 64,
                       row0 + slab * 64, kEvictFirst);
             }
-            if (++stage == p.stages) stage = 0, phase ^= 1;
+            advance(stage, phase);
           }
-        }
-      }
-      if (ctas > 1) {
-        // Peers still signal this CTA's barriers: wait until every stage has been released.
-        for (int s = 0; s < p.stages; ++s) {
-          barrier_wait(empty + stage * 8, phase ^ 1);
-          if (++stage == p.stages) stage = 0, phase ^= 1;
         }
       }
     }
@@ -193,7 +276,7 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpo
       wait_for_prerequisites();
       const int thread = threadIdx.x - 64;
       int count = 0;
-      for (int tile = first_tile; tile < tiles; tile += tile_step, ++count) {
+      for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++count) {
         int row0, column0;
         locate(tile, row0, column0);
         const int buffer = count % 2;
@@ -201,14 +284,14 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpo
         float* const bias = reinterpret_cast<float*>(stats + Tile::kTileM);
         float* const sums = bias + kTileN;
         barrier_wait(gathered_empty + buffer * 8, (count / 2 & 1) ^ 1);
-        if (!own_stats)
+        if (p.stats != nullptr)
           for (int i = thread; i < Tile::kTileM; i += 64)
-            stats[i] = p.stats != nullptr && row0 + i < p.m ? p.stats[row0 + i] : RowStats{1.0f, 0.0f};
+            stats[i] = row0 + i < p.m ? p.stats[row0 + i] : RowStats{1.0f, 0.0f};
         for (int i = thread; i < kTileN; i += 64) {
           const int half = kGated ? i / (kTileN / 2) : 0, column = column0 + (kGated ? i % (kTileN / 2) : i);
           int64_t packed = column;
-          if constexpr (kGated)
-            packed = static_cast<int64_t>(column / p.block) * 2 * p.block + column % p.block + half * p.block;
+          if constexpr (kGated)  // the blocks before, gate and up, and the gates of this block if it is in the ups
+            packed = column + static_cast<int64_t>(p.block.divide(column) + half) * p.block.divisor;
           const bool inside = column < p.n;
           bias[i] = p.bias != nullptr && inside ? Numeric<T>::to_float(static_cast<const T*>(p.bias)[packed]) : 0.0f;
           sums[i] = p.norm == Norm::kLayer && inside ? p.colsum[packed] : 0.0f;
@@ -217,187 +300,297 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpo
         if (lane == 0) barrier_arrive(gathered_full + buffer * 8);
       }
     }
+    if constexpr (kSplit > 1) {  // this CTA's memory is read and written by others until they have arrived too
+      __syncwarp();
+      cluster_wait();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
     return;
   }
 
-  if constexpr (kGroups == 2) raise_registers<232>();
+  if constexpr (kGroups == 2) raise_registers<Tile::kConsumerRegisters>();
   const int group = warp / 4 - 1;
-  const int group_thread = threadIdx.x % 128;
-  const int group_barrier = 1 + group;
-  // CTA that this lane tells about a free stage: those of the same rows, then those of the same columns.
-  int told = -1;
-  if (lane < p.cluster_n) told = rank_m + p.cluster_m * lane;
-  else if (lane < sharers) {
-    const int i = lane - p.cluster_n;
-    told = (i < rank_m ? i : i + 1) + p.cluster_m * rank_n;
-  }
   auto release = [&](int stage) {
     __syncwarp();
-    if (ctas > 1) {
-      if (told >= 0) barrier_arrive_remote(empty + stage * 8, told);
+    if (multicast) {
+      if (lane < 2) barrier_arrive_remote(empty + stage * 8, lane);
     } else if (lane == 0) {
       barrier_arrive(empty + stage * 8);
     }
   };
-  const uint32_t out = store_buffers + group * 8192;
+  // 16-byte unit j of this lane's row in a 128-byte-swizzled box of this warp's 16 rows.
+  const int matrix_row = lane & 15;
+  auto unit = [&](uint32_t box, int j) {
+    return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
+  };
+  const int warp_row = group * 64 + (warp % 4) * 16;  // in the tile
 
-  wait_for_prerequisites();
   int stage = 0;
   uint32_t phase = 0;
-  const int slab0 = kPingpong ? 0 : group * kMma;  // of this warpgroup in its tile
-  const int turns = kPingpong ? kGroups : 1, turn = kPingpong ? group : 0;
-  // Passes over the stages of the tiles that the other warpgroups have.
-  auto pass_tiles = [&](int tiles_passed) {
-    stage += tiles_passed * (k_blocks + (p.has_residual ? Tile::kResidualStages : 0));
-    phase ^= (stage / p.stages) & 1;
-    stage %= p.stages;
-  };
-  pass_tiles(turn);
-  // Taking turns: a warpgroup starts its product when the other has finished its own, since a barrier of the ring
-  // tells apart only two successive uses of its stage. Barrier 3 + g lets warpgroup g go.
-  constexpr int kTurnThreads = 256;
-  if (kPingpong && group == 1 && first_tile < tiles) named_barrier_arrive(3, kTurnThreads);
-  float acc[kMma][kTileN / 2];
+  float acc[kTileN / 2];
 
-  for (int count = turn, tile = first_tile + turn * tile_step; tile < tiles;
-       tile += turns * tile_step, count += turns, pass_tiles(turns - 1)) {
+  int count = 0;
+  for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++count) {
     int row0, column0;
     locate(tile, row0, column0);
-    const int group_row0 = row0 + slab0 * 64;
 
-    // Eight threads share a row, 16 bytes each; a thread has every 16th row of its warpgroup.
-    constexpr int kStatRows = 4 * kMma;
-    const int stat_chunk = group_thread % 8, stat_row = group_thread / 8;
-    float sum[kStatRows], squares[kStatRows], shift[kStatRows];
+    // This lane sees two rows of x, eight apart, a quarter of the columns each.
+    const int row_low = row0 + warp_row + lane / 4;
+    float shift[2] = {0.0f, 0.0f};
+    const bool own_stats = Tile::kOwnStats && p.norm != Norm::kNone && p.stats == nullptr;
+    if (own_stats && p.norm == Norm::kLayer) {
+      wait_for_prerequisites();
 #pragma unroll
-    for (int i = 0; i < kStatRows; ++i) {
-      sum[i] = squares[i] = shift[i] = 0.0f;
-      const int row = group_row0 + stat_row + i * 16;
-      if (own_stats && p.norm == Norm::kLayer && row < p.m)
-        shift[i] = Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row) * p.k]);
+      for (int i = 0; i < 2; ++i)
+        if (row_low + 8 * i < p.m)
+          shift[i] =
+              Numeric<T>::to_float(static_cast<const T*>(p.x_pointer)[static_cast<int64_t>(row_low + 8 * i) * p.k]);
     }
-    auto add_stage = [&](uint32_t x, bool inside, auto shifted) {
-      uint4 values[kStatRows];
+    // From zero, for all norms: ptxas gives up the overlap of wgmma where paths with other registers meet.
 #pragma unroll
-      for (int i = 0; i < kStatRows; ++i) {
-        const int row = stat_row + i * 16;
-        values[i] = load_shared_16(x + row * 128 + ((stat_chunk ^ (row & 7)) << 4));
-      }
-      // Past the end of K the tile holds zeros: nothing for RMS, wrong once shifted.
-      if (decltype(shifted)::value && !inside) return;
-#pragma unroll
-      for (int i = 0; i < kStatRows; ++i)
-        accumulate_row<T, decltype(shifted)::value>(values[i], shift[i], sum[i], squares[i]);
-    };
-
-    if (kPingpong) named_barrier_sync(3 + group, kTurnThreads);
+    for (int r = 0; r < kTileN / 2; ++r) acc[r] = 0.0f;
     int previous = 0;
-    for (int kb = 0; kb < k_blocks; ++kb) {
-      const uint32_t x = base + stage * Tile::kStageBytes + slab0 * 64 * 128;
-      const uint32_t weight = base + stage * Tile::kStageBytes + Tile::kXBytes;
-      barrier_wait(full + stage * 8, phase);
-      wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < 4; ++kk)
-#pragma unroll
-        for (int i = 0; i < kMma; ++i)
-          Wgmma<T, kTileN>::issue(acc[i], wgmma_descriptor(x + i * 64 * 128) + kk * kDescriptorStepK16,
-                                  wgmma_descriptor(weight) + kk * kDescriptorStepK16, kk > 0 || kb > 0);
-      wgmma_commit();
-      if (own_stats) {
-        if (p.norm == Norm::kRms)
-          add_stage(x, true, BoolConstant<false>{});
-        else
-          add_stage(x, kb * 64 + stat_chunk * 8 < p.k, BoolConstant<true>{});
-      }
+    auto pass = [&](int kb) {  // to the next stage; the one before has been read
       wgmma_wait<1>();
-      if (kb > 0) release(previous);
+      if (kb > k_begin) release(previous);
       previous = stage;
       if (++stage == p.stages) stage = 0, phase ^= 1;
-    }
-    if (kPingpong && tile + tile_step < tiles) {
-      // The next tile's stages follow this one's residual in the ring.
-      for (int i = 0, s = stage, ph = phase; p.has_residual && i < Tile::kResidualStages; ++i) {
-        barrier_wait(full + s * 8, ph);
-        if (++s == p.stages) s = 0, ph ^= 1;
+    };
+    auto multiply = [&] {  // without a norm, wgmma reads x itself
+      for (int kb = k_begin; kb < k_end; ++kb) {
+        const uint32_t rows = base + stage * Tile::kStageBytes + group * 64 * 128;
+        const uint32_t weight = base + stage * Tile::kStageBytes + Tile::kXBytes;
+        barrier_wait(full + stage * 8, phase);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk)
+          Wgmma<T, kTileN>::issue(acc, wgmma_descriptor(rows) + kk * kDescriptorStepK16,
+                                  wgmma_descriptor(weight) + kk * kDescriptorStepK16, 1);
+        wgmma_commit();
+        pass(kb);
       }
-      named_barrier_arrive(3 + (group ^ 1), kTurnThreads);
+      wgmma_wait<0>();
+    };
+    float sum[2] = {0.0f, 0.0f}, squares[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    // Sums of 16 columns of x, from the operand of a wgmma that has been issued.
+    auto add_sums = [&](auto norm, const uint32_t(&x)[4], int chunks) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        if constexpr (decltype(norm)::value == Norm::kLayer)
+          if (q / 2 >= chunks) continue;  // past the end of K the tile holds zeros, wrong once shifted
+        float2 v = Numeric<T>::unpack(x[q]);
+        if constexpr (decltype(norm)::value == Norm::kLayer) {
+          v.x -= shift[q % 2], v.y -= shift[q % 2];
+          sum[q % 2] += v.x + v.y;
+        }
+        float& total = squares[q % 2][q / 2];
+        total = fmaf(v.x, v.x, total);
+        total = fmaf(v.y, v.y, total);
+        asm volatile("" : "+f"(total));  // stays between the instructions
+      }
+    };
+    // The fragments of x alternate between two sets of registers, since wgmma reads them until it has ended. The sums of
+    // the stage before are taken while the next fragments are on their way.
+    auto multiply_and_sum = [&](auto norm) {
+      auto add_stage = [&](const uint32_t(&x)[4][4], int kb) {
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) add_sums(norm, x[kk], p.k / 8 - kb * 8 - kk * 2);
+      };
+      auto step = [&](uint32_t(&x)[4][4], const uint32_t(&before)[4][4], int kb) {
+        const uint32_t rows = unit(base + stage * Tile::kStageBytes + warp_row * 128, 0);
+        const uint32_t weight = base + stage * Tile::kStageBytes + Tile::kXBytes;
+        barrier_wait(full + stage * 8, phase);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) load_matrices(rows ^ (kk << 5), x[kk][0], x[kk][1], x[kk][2], x[kk][3]);
+        if (kb > k_begin) add_stage(before, kb - 1);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk)
+          Wgmma<T, kTileN>::issue(acc, x[kk], wgmma_descriptor(weight) + kk * kDescriptorStepK16, 1);
+        wgmma_commit();
+        pass(kb);
+      };
+      uint32_t even[4][4], odd[4][4];
+      for (int kb = k_begin; kb < k_end; kb += 2) {
+        step(even, odd, kb);
+        if (kb + 1 < k_end) step(odd, even, kb + 1);
+      }
+      if ((k_end - k_begin) % 2)
+        add_stage(even, k_end - 1);
+      else
+        add_stage(odd, k_end - 1);
+      wgmma_wait<0>();
+    };
+    if constexpr (Tile::kOwnStats) {
+      if (!own_stats)
+        multiply();
+      else if (p.norm == Norm::kRms)
+        multiply_and_sum(NormConstant<Norm::kRms>{});
+      else
+        multiply_and_sum(NormConstant<Norm::kLayer>{});
+    } else {
+      multiply();
     }
-    wgmma_wait<0>();
     release(previous);
 
-    const int buffer = count % 2;
-    RowStats* const stats = reinterpret_cast<RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
+    // What follows is used once a tile: kept out of the registers that live through the loop above.
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));
+    float row_sum[2] = {sum[0], sum[1]}, row_squares[2] = {squares[0][0] + squares[0][1], squares[1][0] + squares[1][1]};
     if (own_stats) {
 #pragma unroll
-      for (int i = 0; i < kStatRows; ++i) {
+      for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int offset = 1; offset < 8; offset *= 2) {
-          sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
-          squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], offset);
+        for (int offset = 1; offset < 4; offset *= 2) {
+          row_sum[i] += __shfl_xor_sync(0xffffffffu, row_sum[i], offset);
+          row_squares[i] += __shfl_xor_sync(0xffffffffu, row_squares[i], offset);
         }
-        if (stat_chunk == 0)
-          stats[slab0 * 64 + stat_row + i * 16] =
-              finish_row_stats(p.norm, sum[i], squares[i], shift[i], 1.0f / p.k, p.epsilon);
       }
-      named_barrier_sync(group_barrier, 128);
     }
+
+    const int slice0 = kSplit > 1 ? rank * Tile::kSliceN : 0;  // columns of the tile that are finished here
+    const int own_warp = warp - 4;
+    if constexpr (kSplit > 1) {
+      constexpr int kRowSums = Tile::kSums * 32;                          // where they start in a part, in floats
+      constexpr int kPart = Tile::kPartBytes, kWarpParts = (kSplit - 1) * kPart;
+      auto slot = [](int of, int without) { return of < without ? of : of - 1; };  // there is no part for oneself
+      const uint32_t own_sent = sent + own_warp * kWarpParts;
+#pragma unroll
+      for (int s = 0; s < kSplit; ++s) {
+        if (s == rank) continue;
+        float* const part = reinterpret_cast<float*>(base_pointer + (own_sent - base) + slot(s, rank) * kPart);
+#pragma unroll
+        for (int r = 0; r < Tile::kSums; r += 4) {
+          const int a = s * Tile::kSums + r;
+          reinterpret_cast<float4*>(part)[r * 8 + lane] = make_float4(acc[a], acc[a + 1], acc[a + 2], acc[a + 3]);
+        }
+        if (lane % 4 < 2) {
+          const int i = lane % 4;
+          reinterpret_cast<float2*>(part + kRowSums)[lane / 4 + 8 * i] =
+              make_float2(i == 0 ? row_sum[0] : row_sum[1], i == 0 ? row_squares[0] : row_squares[1]);
+        }
+      }
+      fence_async_proxy();
+      __syncwarp();
+      cluster_wait();  // the barriers of every CTA are ready
+      if (lane < kSplit && lane != rank)
+        push_to_cta(received + own_warp * kWarpParts + slot(rank, lane) * kPart, own_sent + slot(lane, rank) * kPart,
+                    kPart, arrived + own_warp * 8, lane);
+#pragma unroll
+      for (int s = 1; s < kSplit; ++s) {
+        if (s != rank) continue;
+#pragma unroll
+        for (int r = 0; r < Tile::kSums; ++r) acc[r] = acc[s * Tile::kSums + r];
+      }
+      barrier_wait(arrived + own_warp * 8, 0);
+      __syncwarp();
+      cluster_arrive_relaxed();
+      const float* part = reinterpret_cast<const float*>(base_pointer + (received - base) + own_warp * kWarpParts);
+#pragma unroll 1
+      for (int s = 1; s < kSplit; ++s, part += kPart / 4) {
+#pragma unroll
+        for (int r = 0; r < Tile::kSums; r += 4) {
+          const float4 add = reinterpret_cast<const float4*>(part)[r * 8 + lane];
+          acc[r] += add.x, acc[r + 1] += add.y, acc[r + 2] += add.z, acc[r + 3] += add.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 add = reinterpret_cast<const float2*>(part + kRowSums)[lane / 4 + 8 * i];
+          row_sum[i] += add.x, row_squares[i] += add.y;
+        }
+      }
+      __syncwarp();  // results are staged where the parts were
+    }
+    const int buffer = count % 2;
+    const RowStats* const stats =
+        reinterpret_cast<const RowStats*>(base_pointer + (gathered - base) + buffer * Tile::kGathered);
     const float* const bias = reinterpret_cast<const float*>(stats + Tile::kTileM);
     barrier_wait(gathered_full + buffer * 8, count / 2 & 1);
-    RowStats low[kMma], high[kMma];
-#pragma unroll
-    for (int i = 0; i < kMma; ++i) {
-      const int row = (slab0 + i) * 64 + (warp % 4) * 16 + lane / 4;
-      low[i] = stats[row], high[i] = stats[row + 8];
+    RowStats low = {1.0f, 0.0f}, high = {1.0f, 0.0f};
+    if (own_stats) {
+      const float inv_k = 1.0f / static_cast<float>(p.k);
+      low = finish_row_stats(p.norm, row_sum[0], row_squares[0], shift[0], inv_k, p.epsilon);
+      high = finish_row_stats(p.norm, row_sum[1], row_squares[1], shift[1], inv_k, p.epsilon);
+    } else if (p.stats != nullptr) {
+      low = stats[warp_row + lane / 4], high = stats[warp_row + lane / 4 + 8];
     }
 
-    // 64 columns at a time, always from the front of the accumulators, which move up afterwards: unrolled, the
-    // epilogue would be several times larger than the instruction cache.
+    // A chunk of columns at a time: unrolled, the epilogue would be several times larger than the instruction cache.
+    constexpr int kChunk = Tile::kChunk, kValues = Tile::kValues;
+    constexpr int kRowUnits = kChunk / 8, kRows = 32 / kRowUnits, kUnits = 16 / kRows;  // a warp stores kRows at once
+    const uint32_t out = kSplit > 1 ? received + own_warp * (kSplit - 1) * Tile::kPartBytes
+                                    : stores + own_warp * Tile::kStoreBytes;
+    // 16-byte unit j (even) of this lane's row of a swizzled box is at `unit ^ j * 16` from the box.
+    const uint32_t unit0 = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+    // Results are read back with the lanes in the order of the units, kRows rows at once.
+    const int unit_row = lane / kRowUnits, unit_column = lane % kRowUnits;
+    const uint32_t unit_even = out + unit_row * 128 + ((unit_column ^ (unit_row & 7)) << 4);
+    auto stored = [&](int i) {  // rows kRows apart differ in the swizzle only if there are fewer than eight between
+      return (kRows % 8 ? unit_even ^ (kRows * i % 8 << 4) : unit_even) + i * kRows * 128;
+    };
+    int column = column0 + slice0 + unit_column * 8;
+    const int row = row0 + warp_row + unit_row;
+    int64_t offset = static_cast<int64_t>(row) * p.n + column;
+    const int64_t offset_step = static_cast<int64_t>(kRows) * p.n;
     int residual_box = 0;  // residual stages already passed
 #pragma unroll 1
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < Tile::kSliceN / kChunk; ++chunk) {
+      const int tile_column = slice0 + chunk * kChunk;
+      const float* const column_bias = bias + tile_column + 2 * (lane % 4);
+      // The accumulators from `first` on, normalised, with bias.
+      auto affine = [&](auto layer_norm, auto first, const float* at, float(&v)[Tile::kValues]) {
 #pragma unroll
-      for (int i = 0; i < kMma; ++i) {
-        // Eight groups of eight columns; the accumulators' group `first` holds tile column `column`.
-        auto affine = [&](auto layer_norm, int first, int column, float(&v)[32]) {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            const int a = (first + j) * 4;
-            const float2 b = *reinterpret_cast<const float2*>(bias + column + j * 8 + 2 * (lane % 4));
-            float4 value = make_float4(acc[i][a], acc[i][a + 1], acc[i][a + 2], acc[i][a + 3]);
-            if constexpr (decltype(layer_norm)::value) {
-              const float2 c = *reinterpret_cast<const float2*>(bias + kTileN + column + j * 8 + 2 * (lane % 4));
-              value.x = fmaf(-low[i].mean, c.x, value.x), value.y = fmaf(-low[i].mean, c.y, value.y);
-              value.z = fmaf(-high[i].mean, c.x, value.z), value.w = fmaf(-high[i].mean, c.y, value.w);
-            }
-            v[4 * j] = fmaf(value.x, low[i].scale, b.x), v[4 * j + 1] = fmaf(value.y, low[i].scale, b.y);
-            v[4 * j + 2] = fmaf(value.z, high[i].scale, b.x), v[4 * j + 3] = fmaf(value.w, high[i].scale, b.y);
+        for (int j = 0; j < Tile::kChunk / 8; ++j) {
+          const int a = decltype(first)::value + j * 4;
+          const float2 b = *reinterpret_cast<const float2*>(at + j * 8);
+          float4 value = make_float4(acc[a], acc[a + 1], acc[a + 2], acc[a + 3]);
+          if constexpr (decltype(layer_norm)::value) {
+            const float2 c = *reinterpret_cast<const float2*>(at + kTileN + j * 8);
+            value.x = fmaf(-low.mean, c.x, value.x), value.y = fmaf(-low.mean, c.y, value.y);
+            value.z = fmaf(-high.mean, c.x, value.z), value.w = fmaf(-high.mean, c.y, value.w);
           }
-        };
-        auto normalised = [&](int first, int column, float(&v)[32]) {
-          if (p.norm == Norm::kLayer)
-            affine(BoolConstant<true>{}, first, column, v);
-          else
-            affine(BoolConstant<false>{}, first, column, v);
-        };
-        float v[32];
-        normalised(0, chunk * 64, v);
-        activate<true>(v, p.activation);
-        if constexpr (kGated) {
-          float up[32];
-          normalised(kTileN / 16, kTileN / 2 + chunk * 64, up);
-#pragma unroll
-          for (int j = 0; j < 32; ++j) v[j] *= up[j];
+          v[4 * j] = fmaf(value.x, low.scale, b.x), v[4 * j + 1] = fmaf(value.y, low.scale, b.y);
+          v[4 * j + 2] = fmaf(value.z, high.scale, b.x), v[4 * j + 3] = fmaf(value.w, high.scale, b.y);
         }
+      };
+      auto of_chunk = [&](auto half, float(&v)[Tile::kValues]) {
+        constexpr int kHalf = decltype(half)::value;
+        for_each_index<Tile::kSliceN / Tile::kChunk>([&](auto c) {
+          constexpr int kFirst = kHalf * (kTileN / 4) + decltype(c)::value * Tile::kValues;
+          if (chunk != decltype(c)::value) return;
+          if (p.norm == Norm::kLayer)
+            affine(BoolConstant<true>{}, IntConstant<kFirst>{}, column_bias + kHalf * (kTileN / 2), v);
+          else
+            affine(BoolConstant<false>{}, IntConstant<kFirst>{}, column_bias + kHalf * (kTileN / 2), v);
+        });
+      };
+      float v[kValues];
+      of_chunk(IntConstant<0>{}, v);
+      activate<true>(v, p.activation);
+      if constexpr (kGated) {
+        float up[kValues];
+        of_chunk(IntConstant<1>{}, up);
+#pragma unroll
+        for (int j = 0; j < kValues; ++j) v[j] *= up[j];
+      }
 
-        // 16-byte unit of row r, group j of the 128-byte-swizzled 64 x 64 box.
-        const int matrix_row = (warp % 4) * 16 + (lane & 15);
-        auto unit = [&](uint32_t box, int j) {
-          return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
-        };
-        if (!kGated && p.has_residual) {
-          const int box = chunk * (Tile::kTileM / 64) + slab0 + i;
-          const int slot = box % Tile::kBoxesPerStage;
+      const int rows_left = column < p.n ? p.m - row : 0;
+      if (!kGated && p.has_residual) {
+        uint32_t box_rows;
+        int box_unit = 0;
+        if constexpr (kSplit > 1) {
+#pragma unroll
+          for (int i = 0; i < kUnits; ++i) {
+            uint4 r = make_uint4(0, 0, 0, 0);
+            if (i * kRows < rows_left)
+              r = load_global_16(static_cast<const T*>(p.residual_pointer) + offset + i * offset_step);
+            store_shared_16(stored(i), r);
+          }
+          __syncwarp();
+          box_rows = out;
+        } else {
+          const int box = tile_column / 64 * kGroups + group;
           // Stages are passed in order; one without a box of this group is released unread.
           while (residual_box < box / Tile::kBoxesPerStage) {
             release(stage);
@@ -405,44 +598,42 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpo
             ++residual_box;
           }
           barrier_wait(full + stage * 8, phase);
+          box_rows = base + stage * Tile::kStageBytes + box % Tile::kBoxesPerStage * 8192 + (warp % 4) * 2048;
+          box_unit = tile_column % 64 / 8;
+        }
+        const uint32_t box_unit0 = box_rows + unit0;
 #pragma unroll
-          for (int j = 0; j < 8; j += 2) {
-            uint32_t r[4];
-            load_matrices(unit(base + stage * Tile::kStageBytes + slot * 8192, j), r[0], r[1], r[2], r[3]);
+        for (int j = 0; j < kChunk / 8; j += 2) {
+          uint32_t r[4];
+          load_matrices(box_unit0 ^ ((box_unit + j) << 4), r[0], r[1], r[2], r[3]);
 #pragma unroll
-            for (int q = 0; q < 4; ++q) {
-              const float2 value = Numeric<T>::unpack(r[q]);
-              v[4 * (j + q / 2) + 2 * (q % 2)] += value.x;
-              v[4 * (j + q / 2) + 2 * (q % 2) + 1] += value.y;
-            }
+          for (int q = 0; q < 4; ++q) {
+            const float2 value = Numeric<T>::unpack(r[q]);
+            v[4 * (j + q / 2) + 2 * (q % 2)] += value.x;
+            v[4 * (j + q / 2) + 2 * (q % 2) + 1] += value.y;
           }
         }
-
-        if (group_thread == 0) wait_stores_read<0>();  // long done: a chunk's arithmetic takes longer
-        named_barrier_sync(group_barrier, 128);
-#pragma unroll
-        for (int j = 0; j < 8; j += 2)
-          store_matrices(unit(out, j), Numeric<T>::pack(v[4 * j], v[4 * j + 1]),
-                         Numeric<T>::pack(v[4 * j + 2], v[4 * j + 3]), Numeric<T>::pack(v[4 * j + 4], v[4 * j + 5]),
-                         Numeric<T>::pack(v[4 * j + 6], v[4 * j + 7]));
-        fence_async_proxy();
-        named_barrier_sync(group_barrier, 128);
-        if (group_thread == 0) {
-          if (group_row0 + i * 64 < p.m && column0 + chunk * 64 < p.n)
-            store_2d(p.y, out, column0 + chunk * 64, group_row0 + i * 64);
-          commit_stores();
-        }
-        constexpr int kHalf = kGated ? kTileN / 4 : kTileN / 2;  // accumulators of a half
-#pragma unroll
-        for (int j = 0; j + 32 < kHalf; ++j) {
-          acc[i][j] = acc[i][j + 32];
-          if constexpr (kGated) acc[i][kHalf + j] = acc[i][kHalf + j + 32];
-        }
+        if constexpr (kSplit > 1) __syncwarp();
       }
+
+#pragma unroll
+      for (int j = 0; j < kChunk / 8; j += 2)
+        store_matrices((out + unit0) ^ (j << 4), Numeric<T>::pack(v[4 * j], v[4 * j + 1]),
+                       Numeric<T>::pack(v[4 * j + 2], v[4 * j + 3]), Numeric<T>::pack(v[4 * j + 4], v[4 * j + 5]),
+                       Numeric<T>::pack(v[4 * j + 6], v[4 * j + 7]));
+      __syncwarp();
+      uint4 results[kUnits];
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) results[i] = load_shared_16(stored(i));
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i)
+        if (i * kRows < rows_left) store_global_16(static_cast<T*>(p.y) + offset + i * offset_step, results[i]);
+      __syncwarp();
+      column += kChunk, offset += kChunk;
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(gathered_empty + buffer * 8);
-    if (p.has_residual) {
+    if (kSplit == 1 && p.has_residual) {
       while (residual_box < Tile::kResidualStages) {
         barrier_wait(full + stage * 8, phase);
         release(stage);
@@ -451,7 +642,7 @@ __global__ __launch_bounds__(TileShape<T, kMma, kGroups, kTileN, kGated, kPingpo
       }
     }
   }
-  if (group_thread == 0) wait_stores_read<0>();
+  if constexpr (kSplit > 1) cluster_wait();
 }
 
 }  // namespace onnxfuse::cuda

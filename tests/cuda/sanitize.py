@@ -24,7 +24,8 @@ def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
                 yield Plan("stream", v.index, 3, split, row_stats=split % 2 if shape.norm != "none" else 0)
         elif v.gated == shape.gated:
             for cluster in ((1, 1), (2, 1), (1, 2)):
-                yield Plan("tile", v.index, 0, *cluster, raster=2, row_stats=int(cluster == (2, 1)))
+                for row_stats in (0,) if shape.norm == "none" else (0, 1, 2):
+                    yield Plan("tile", v.index, 0, *cluster, raster=2, row_stats=row_stats)
 
 
 def main() -> int:
