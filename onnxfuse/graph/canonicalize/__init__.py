@@ -10,6 +10,7 @@ The canonical form:
   `Squeeze` stay, with non-negative sorted axes; so does a `Reshape` of floats that only inserts ones (it may split
   heads), while one of integers or bools is an `Unsqueeze`;
 * a reduction's axes are non-negative and sorted; a dimension that is reduced and put back is kept (`keepdims`);
+* no sequence whose members are known;
 * an operand is not expanded to a shape that the op would broadcast it to;
 * parts of a product's columns are Slices of it; a constant added to all of them is added before they are split;
 * a matrix product that worked on flattened leading dimensions works on the tensor as it was; such a `Gemm` is `MatMul`
