@@ -91,9 +91,9 @@ def remove_stale(target: Path, name: str | None = None, used: Callable[[], Colle
         return
     keep = set(used()) if found else set()
     for entry in found:
-        if entry.name not in keep and not _in_use(entry):
-            with contextlib.suppress(OSError):
-                entry.unlink()
+        if entry.name not in keep:
+            with contextlib.suppress(OSError):  # held by another, or there are no locks here: rather keep it
+                _remove_unless_held(entry)
 
 
 @contextlib.contextmanager
@@ -145,18 +145,13 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _in_use(entry: Path) -> bool:
-    """Whether a living process holds it."""
+def _remove_unless_held(entry: Path) -> None:
     if fcntl is None or entry.is_symlink():
-        return False
-    try:
-        descriptor = os.open(entry, os.O_RDONLY)
-    except OSError:
-        return True
+        entry.unlink()
+        return
+    descriptor = os.open(entry, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except OSError:  # held by another, or there are no locks here: rather keep it
-        return True
+        entry.unlink()  # with the lock, for which the one who has just made the file then waits
     finally:
         os.close(descriptor)
