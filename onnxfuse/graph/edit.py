@@ -91,23 +91,32 @@ def remove_dead(graph: Graph) -> int:
 
     A value that a subgraph captures is read by the subgraph's nodes, so it lives as long as they do.
     """
-    removed_total = 0
-    for inner in [g for node in graph.nodes if node.attrs for g in view.subgraphs(node)]:
-        removed_total += remove_dead(inner)
+    removed_inside = 0
+    for node in graph.nodes:
+        for attr in node.attrs.values():
+            if isinstance(attr, Graph):
+                removed_inside += remove_dead(attr)
     outputs = {id(v) for v in graph.outputs}
-    # Backwards over a sorted list, one pass is enough; otherwise until nothing more dies.
-    while True:
-        dead = []
-        for node in reversed(graph.nodes):
-            if any(id(v) in outputs or v.outputs for v in node.outputs):
-                continue
-            dead.append(node)
-            disconnect(node)
-        if not dead:
-            return removed_total
-        gone = set(dead)
+    gone: set[Node] = set()
+    members: set[Node] = set()
+    for last in reversed(graph.nodes):
+        stack = [last]
+        while stack:
+            node = stack.pop()
+            for value in node.outputs:
+                if value.outputs or id(value) in outputs:
+                    break
+            else:
+                if node in gone:
+                    continue
+                members = members or set(graph.nodes)
+                makers = [value.inputs[0] for value in _reads(node) if value.inputs]
+                disconnect(node)
+                gone.add(node)
+                stack += [maker for maker in makers if maker in members]
+    if gone:
         graph.nodes[:] = [node for node in graph.nodes if node not in gone]
-        removed_total += len(dead)
+    return removed_inside + len(gone)
 
 
 def disconnect(node: Node) -> None:
