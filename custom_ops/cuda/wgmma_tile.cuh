@@ -160,9 +160,9 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     if (lane < p.stages)
       barrier_init(empty + lane * 8, 4 * kGroups * (multicast ? 2 : 1));
     else if (lane < p.stages + 2)
-      barrier_init(gathered_full + (lane - p.stages) * 8, 2);
+      barrier_init(gathered_full + (lane - p.stages) * 8, 64);
     else if (lane < p.stages + 4)
-      barrier_init(gathered_empty + (lane - p.stages - 2) * 8, 4 * kGroups);
+      barrier_init(gathered_empty + (lane - p.stages - 2) * 8, 128 * kGroups);
     else if (kSplit > 1 && lane >= 32 - Tile::kWarps)
       barrier_init(arrived + (31 - lane) * 8, 1);
     fence_barrier_init();
@@ -296,8 +296,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
           bias[i] = p.bias != nullptr && inside ? Numeric<T>::to_float(static_cast<const T*>(p.bias)[packed]) : 0.0f;
           sums[i] = p.norm == Norm::kLayer && inside ? p.colsum[packed] : 0.0f;
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(gathered_full + buffer * 8);
+        barrier_arrive(gathered_full + buffer * 8);
       }
     }
     if constexpr (kSplit > 1) {  // this CTA's memory is read and written by others until they have arrived too
@@ -631,8 +630,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       __syncwarp();
       column += kChunk, offset += kChunk;
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(gathered_empty + buffer * 8);
+    barrier_arrive(gathered_empty + buffer * 8);
     if (kSplit == 1 && p.has_residual) {
       while (residual_box < Tile::kResidualStages) {
         barrier_wait(full + stage * 8, phase);
