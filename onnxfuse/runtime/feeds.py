@@ -221,7 +221,8 @@ class _Sizes:
             return 3
         if kind == "feature":
             return _HEAD_SIZE
-        return self._by_place(spec, axis)
+        # Whatever it is, it is the same everywhere (`enc`, of an encoder's mask and of cached keys).
+        return self.bound.setdefault(term, self._by_place(spec, axis))
 
     def _by_place(self, spec: InputSpec, axis: int) -> int:
         """The size of a dimension without a telling name, from the input's role and the axis."""

@@ -48,6 +48,19 @@ def test_decoder_with_past_has_consistent_lengths() -> None:
     assert feeds["use_cache_branch"].tolist() == [True]
 
 
+def test_a_name_that_tells_nothing_is_one_size_all_the_same() -> None:
+    """An encoder's mask and the keys cached from it, beside a decoder's cache."""
+    specs = specs_of(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, dec] decoder_input_ids, int64[batch, enc]
+        encoder_attention_mask, float[batch, 4, past, 16] past_key_values_0_decoder_key,
+        float[batch, 4, enc, 16] past_key_values_0_encoder_key) => (int64[a, b] y)
+        { y = Identity (decoder_input_ids) }"""
+    )
+    feeds = generate(specs, Scenario("past", 2, 4, 17))
+    assert feeds["encoder_attention_mask"].shape[1] == feeds["past_key_values_0_encoder_key"].shape[2]
+    assert feeds["past_key_values_0_decoder_key"].shape[2] == 17
+
+
 def test_ids_and_positions_stay_inside_their_tables() -> None:
     specs = specs_of(DECODER)
     feeds = generate(specs, Scenario("x", batch=2, seq=30, past=25, seed=3))
