@@ -89,6 +89,15 @@ def zero_or_one(scope: Scope, value: Value) -> Outcome:
 
 
 @predicate
+def hides_altogether(scope: Scope, low: float) -> Outcome:
+    """of: a captured number
+    holds: no key with this score weighs anything beside a visible one
+    results: `infinity`: -inf, which hides as well
+    """
+    return {"infinity": -math.inf} if float(low) <= -1e4 else Refused("a number below -1e4", low)
+
+
+@predicate
 def no_low_numbers(scope: Scope, value: Value | None) -> Outcome:
     """of: an optional value
     holds: it is omitted, or is computed from weights and integer inputs without any number below -1000

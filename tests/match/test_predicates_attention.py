@@ -34,6 +34,20 @@ def test_a_product_below_a_limit() -> None:
         assert isinstance(below(ANY, *wrong, limit=-1000), Refused)
 
 
+def test_numbers_that_hide_altogether() -> None:
+    for low in (-1e4, -65504.0, -3.4e38, -math.inf):
+        assert held("hides_altogether", low) == {"infinity": -math.inf}
+    for wrong in (-100.0, 0.0, 1e9):
+        assert isinstance(REGISTRY["hides_altogether"](ANY, wrong), Refused)
+
+
+def test_numbers_that_hide_in_float32() -> None:
+    assert held("hides_in_float32", -65504.0, 0) == {"yes": 1.0, "no": 0.0}
+    assert held("hides_in_float32", 0, -65504.0) == {"yes": 0.0, "no": 1.0}
+    for wrong in ((-5.0, 0), (0, -math.inf), (-65504.0, 1)):
+        assert isinstance(REGISTRY["hides_in_float32"](ANY, *wrong), Refused)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_very_low_number_becomes_the_lowest(dtype: str) -> None:
     scores = Variable("s", dtype=dtype)
