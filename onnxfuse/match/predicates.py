@@ -266,13 +266,32 @@ factor or activation is still a node of its own
 _BEHIND_PRODUCTS = frozenset({"Mul", "Div", "Neg", "Gelu", "Swish", "Relu", "Tanh"})
 
 
+def _foldable(scope: Scope, scaled: Node) -> bool:
+    """Whether a factor (a divisor) goes into the product that it stands behind."""
+    factor = next((term for term in scaled.inputs if isinstance(term, Constant)), None)
+    product = view.producer(scaled.inputs[0])
+    if factor is None or product is None:
+        return False
+    if product.op == "Add":  # its bias
+        product = next((view.producer(v) for v in product.inputs if not isinstance(v, Constant)), None)
+    if product is None or product.op != "Linear":
+        return False
+    weight, layout = product.inputs[1], product.attrs.get("layout", "NK")
+    outcomes = (
+        REGISTRY["read_by_one"](scope, weight),
+        REGISTRY["number_or_row"](scope, factor, product.outputs[0]),
+        REGISTRY["fits_scaled"](scope, weight, factor, int(scaled.op == "Div"), None, layout),
+    )
+    return not any(isinstance(outcome, Refused) for outcome in outcomes)
+
+
 def _open_product(scope: Scope, value: Value) -> Node | None:
     """The `Linear` without a residual that makes the value, or a term of it, for this reader alone."""
     maker = view.producer(value)
     if maker is None or scope.is_output(value) or len(view.consumers(value)) > 1:
         return None
     if maker.op in _BEHIND_PRODUCTS or maker.op == "Add":
-        if maker.op in ("Mul", "Div") and not any(isinstance(term, Constant) for term in maker.inputs):
+        if maker.op in ("Mul", "Div") and not _foldable(scope, maker):
             return None
         found = (_open_product(scope, term) for term in maker.inputs if not isinstance(term, Constant))
         return next((product for product in found if product is not None), None)

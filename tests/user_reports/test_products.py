@@ -12,7 +12,7 @@ from tests.user_reports.cases import Case, check_found, check_same, fused, ops
 WB = "float[8,16] w, float[16] b"
 
 CASES = [
-    # Biases: one vector of N fits, whatever its rank; all else is an Add.
+    # Biases: one vector of N fits, whatever its rank, and one number; all else is an Add.
     *[
         Case(f"bias-{name}", "float[2,3,8] x", f"float[{out}] y", "h = MatMul (x, w) y = Add (h, b)",
              f"float[8,16] w, float[{shape}] b", blocks={"matmul": 1, "matmul_bias": found})
@@ -20,7 +20,7 @@ CASES = [
             ("vector", "16", "2,3,16", 1),
             ("of-rank-3", "1,1,16", "2,3,16", 1),
             ("row-of-rank-2", "1,16", "2,3,16", 1),
-            ("one-element", "1", "2,3,16", 0),
+            ("one-element", "1", "2,3,16", 1),
             ("a-column", "3,1", "2,3,16", 0),
             ("whole-matrix", "3,16", "2,3,16", 0),
             ("whole-matrix-of-rank-3", "1,3,16", "2,3,16", 0),
@@ -39,7 +39,7 @@ CASES = [
             ("plain", "", "x, w, b", "8,16", {"matmul_bias_act_relu": 1}),
             ("transposed", "<transB=1>", "x, w, b", "16,8", {"matmul_bias_act_relu": 1}),
             ("without-bias", "", "x, w", "8,16", {"matmul": 1, "matmul_bias": 0}),
-            ("scaled", "<alpha=0.5, beta=2.0>", "x, w, b", "8,16", {}),
+            ("scaled", "<alpha=0.5, beta=2.0>", "x, w, b", "8,16", {"matmul_bias_act_relu": 1}),
         ]
     ],
     Case("conv1d-of-gpt2", "float[B,S,8] x", "float[B,S,16] y",
