@@ -178,6 +178,11 @@ class _Sizes:
             for dim, size in zip(spec.dims, shape, strict=spec.ranked):
                 if isinstance(dim, str):
                     self.bound.setdefault(dim, size)
+        # A name that tells nothing is the same size everywhere: `enc`, of an encoder's mask and of cached keys.
+        for spec in specs:
+            for axis, dim in enumerate(spec.dims):
+                if isinstance(dim, str) and dim.isidentifier() and _kind(dim) == "unknown":
+                    self.bound.setdefault(dim, self._by_place(spec, axis))
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
         given = self.scenario.shapes.get(spec.name)
@@ -221,8 +226,7 @@ class _Sizes:
             return 3
         if kind == "feature":
             return _HEAD_SIZE
-        # Whatever it is, it is the same everywhere (`enc`, of an encoder's mask and of cached keys).
-        return self.bound.setdefault(term, self._by_place(spec, axis))
+        return self._by_place(spec, axis)
 
     def _by_place(self, spec: InputSpec, axis: int) -> int:
         """The size of a dimension without a telling name, from the input's role and the axis."""
