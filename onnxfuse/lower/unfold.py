@@ -31,12 +31,19 @@ def unscaled(weight: Value, bias: Value | None) -> Unscaled | None:
     if made is None or made[0] != "scale_rows":
         return None
     original, scale = made[1]
-    if len(consts.shape_of(scale)) != 1:
+    if len(consts.shape_of(scale)) != 1 or _is_rounded(scale):
         return None
     shifted = _recipe(bias)
     if shifted is not None and shifted[0] == "matmul_bias" and shifted[1][0] is original:
         return Unscaled(original, shifted[1][2], scale, shifted[1][1])
     return Unscaled(original, bias, scale, None)
+
+
+def _is_rounded(scale: Constant) -> bool:
+    """Whether the norm's scale came in float32 and was cast to bfloat16. Its few digits were not used for the folded
+    weight, which is the better one."""
+    made = _recipe(scale)
+    return made is not None and made[0] == "cast" and consts.dtype_of(scale) == "bfloat16"
 
 
 def packed_parts(

@@ -233,6 +233,12 @@ def cast(w: Constant) -> Plan:
     return Plan(_shape(w), dtype_of(w), lambda: consts.array(w))
 
 
+def _before_cast(value: Constant) -> Constant:
+    """What a constant was cast from, if a rule cast it: a float32 scale is not rounded to half precision first."""
+    recipe = value.recipe
+    return recipe[1][0] if recipe is not None and recipe[0] == "cast" else value
+
+
 def _scaled(w: Constant, s: Constant, axis: int) -> Plan:
     shape = _shape(w)
     if len(shape) != 2:
@@ -242,7 +248,7 @@ def _scaled(w: Constant, s: Constant, axis: int) -> Plan:
         raise Unfit(f"a vector of {shape[axis]} factors", str(list(_shape(s))))
 
     def compute() -> np.ndarray:
-        factors = wide(s).reshape(-1)
+        factors = wide(_before_cast(s)).reshape(-1)
         return wide(w) * (factors[:, None] if axis == 0 else factors[None, :])
 
     return Plan(shape, dtype_of(w), compute)
@@ -305,7 +311,7 @@ def matmul_bias(
         raise Unfit(f"a bias of {columns} elements", str(list(_shape(bias))))
 
     def compute() -> np.ndarray:
-        vector = np.broadcast_to(wide(beta).reshape(-1), (shape[axis],)).astype(np.float64)
+        vector = np.broadcast_to(wide(_before_cast(beta)).reshape(-1), (shape[axis],)).astype(np.float64)
         matrix = consts.array(w).astype(np.float64)
         product = vector @ (matrix if axis == 0 else matrix.T)
         return product if bias is None else product + wide(bias).reshape(-1)

@@ -8,9 +8,12 @@ import pytest
 
 from onnxfuse import pipeline
 from onnxfuse.graph import canonicalize
+from onnxfuse.graph.ir import Constant
 from onnxfuse.graph.model import Model
+from onnxfuse.graph.types import numpy_of
 from onnxfuse.lower import lower
 from onnxfuse.lower.kernels import KernelTable, Target
+from onnxfuse.lower.unfold import unscaled
 from onnxfuse.rewrite import driver
 from onnxfuse.runtime.probe import OrtProbe
 
@@ -79,3 +82,16 @@ def test_a_fused_product_keeps_what_was_folded(rng):
     (weight,) = [onnx.numpy_helper.to_array(t) for t in model.to_proto().graph.initializer]
     gate_first_block = (arrays["wg"] * arrays["g1"][:, None]).T[:8]
     assert np.allclose(weight[:8], gate_first_block, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "given_back"), [("float16", True), ("bfloat16", False)])
+def test_a_scale_that_was_cast_to_few_digits_stays_in_the_weight(dtype, given_back):
+    """Gemma's 1 + gamma in float32, cast to bfloat16 for the norm: the folded weight has it in float32."""
+    numpy_dtype = numpy_of(dtype)
+    weight = Constant("w", np.ones((4, 2), numpy_dtype))
+    scale = Constant("s", np.full(4, 1.001, numpy_dtype))
+    scale.recipe = ("cast", (Constant("wide", np.full(4, 1.001, np.float32)),), {})
+    folded = Constant("f", np.ones((4, 2), numpy_dtype))
+    folded.recipe = ("scale_rows", (weight, scale), {})
+    found = unscaled(folded, None)
+    assert (found is not None and found.weight is weight) is given_back

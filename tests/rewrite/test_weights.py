@@ -147,3 +147,17 @@ def test_nothing_is_computed_before_it_is_read() -> None:
     consts.array(result)
     consts.array(result)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_scale_that_a_rule_cast_is_not_rounded_before(dtype: type) -> None:
+    """Gemma's norms: 1 + gamma in float32 beside half-precision weights."""
+    gamma = constant((1 + 0.1 * S6).astype(np.float32))
+    narrow = Constant("n", consts.array(gamma).astype(dtype))
+    narrow.recipe = ("cast", (gamma,), {})
+    w = W.astype(dtype)
+    folded = weights.REGISTRY["scale_rows"](constant(w), narrow).deferred().load()
+    exact = w.astype(np.float64) * consts.array(gamma).astype(np.float64)[:, None]
+    np.testing.assert_array_equal(folded, exact.astype(dtype))
+    shift = weights.REGISTRY["matmul_bias"](constant(w), narrow, None).deferred().load()
+    np.testing.assert_array_equal(shift, exact.sum(axis=0).astype(dtype))
