@@ -191,7 +191,7 @@ def zero_or_one(mask: Value, elements: Elements | None = None) -> bool:
 def low_number_behind(value: Value) -> str | None:
     """What in the computation of a value could make it a mask: a number below -1000, a float that is only known at run
     time and comes from outside, or too much to look at. None if there is nothing of the kind, up to the next norm,
-    softmax or attention (an average of values)."""
+    softmax or other op with small results. Of an attention only the values that it averages count."""
     todo: list[Value] = [value]
     seen: set[int] = set()
     while todo:
@@ -209,7 +209,8 @@ def low_number_behind(value: Value) -> str | None:
         if len(seen) > _MOST_LOOKED_AT:
             return "a long computation"
         if node is not None and node.op not in _BOUNDED:
-            todo.extend([node.inputs[2]] if node.op == "Attention" else node.inputs)
+            averaged = node.op == "Attention" and view.domain(node) in ("", "onnxfuse.std")
+            todo.extend([v for i, v in enumerate(node.inputs) if i in (2, 5)] if averaged else node.inputs)
     return None
 
 
