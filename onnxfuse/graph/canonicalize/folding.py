@@ -111,7 +111,7 @@ def fold_parts(scope: Scope) -> int:
         parts = [part for cut in cuts for part in cut or ()]
         if sum(size for _, _, size in parts) > consts.nbytes_of(source):
             continue
-        if any(scope.is_output(output) for output, _, _ in parts):
+        if scope.is_output(source) or any(scope.is_output(output) for output, _, _ in parts):
             continue
         for output, where, _ in parts:
             dtype = numpy_of(str(consts.dtype_of(source)))

@@ -180,7 +180,7 @@ def unexpanded_operands(scope: Scope) -> int:
             if expand is None or dtype_of(value) not in FLOATS:
                 continue
             source = expand.inputs[0]
-            if node.op == "MatMul" and not isinstance(source, Constant):
+            if node.op == "MatMul" and not _repeats_a_matrix(source, value):
                 continue
             given = [shape_of(source if i == index else v) for i, v in enumerate(node.inputs)]
             if any(shape is None for shape in given):
@@ -193,3 +193,10 @@ def unexpanded_operands(scope: Scope) -> int:
                 node.inputs[index] = source
                 count += 1
     return count
+
+
+def _repeats_a_matrix(source: Value, value: Value) -> bool:
+    """Whether the value is a constant matrix, repeated over leading dimensions only."""
+    matrix, whole = shape_of(source), shape_of(value)
+    known = isinstance(source, Constant) and matrix is not None and whole is not None and len(matrix) >= 2
+    return known and matrix[-2:] == whole[-2:]  # type: ignore[index]

@@ -118,3 +118,9 @@ def test_residuals_with_merged_leading_dims_are_not_taken_for_masks() -> None:
     constants = weights(4, 4).replace(" w ", " v ") + ", int64[3] merged = {-1, 3, 4}"
     model, _ = canonical(text(body, "float[B,4,3,2] x", "float[C,3,4] y", constants), exact=False)
     assert ops(model) == ["Transpose", "Reshape", "MatMul", "Add"]
+
+
+def test_a_row_that_is_repeated_to_a_matrix_stays_one() -> None:
+    row = "float[1,3] w = {1, 2, 3}, int64[2] size = {400, 3}"
+    model, _ = canonical(text("e = Expand (w, size) y = MatMul (x, e)", "float[B,S,400] x", "float[B,S,3] y", row))
+    assert "Expand" in ops(model) or consts.shape_of(model.graph.nodes[0].inputs[1]) == (400, 3)
