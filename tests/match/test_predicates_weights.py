@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from onnxfuse.graph.ir import Constant, Variable
+from onnxfuse.match import predicates_weights
 from onnxfuse.match.predicates import REGISTRY, Refused
 
 RNG = np.random.default_rng(0)
@@ -137,3 +138,11 @@ def test_lengths_that_a_vector_could_have_are_refused() -> None:
     assert outcome("length_as_mean", 0.0, 16) == {"gain": 0.25, "epsilon": 0.0}
     for least, dim in ((1e-6, 16), (-1.0, 16), (1e-30, 16), (1e-12, "B"), (1e-12, 0)):
         assert outcome("length_as_mean", least, dim) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_the_largest_absolute_value(dtype: type) -> None:
+    matrix = RNG.standard_normal((5, 7)).astype(dtype)
+    matrix[2, 3] = -9
+    for given in (matrix, matrix.T, matrix[:, ::2], np.zeros((2, 2), dtype)):
+        assert predicates_weights._magnitude(given) == np.abs(given.astype(np.float64)).max()
