@@ -28,10 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "tuning_h200.json"
 TABLE = ROOT / "custom_ops" / "cuda" / "tuning_sm90.inc"
 ARCHITECTURE = 90
-SHAPE = ("gated", "norm", "columns", "k", "bucket")
+SHAPE = ("gated", "norm", "epilogue", "columns", "k", "bucket")
 HEAD = """\
     // Made by benchmarks/tuning_table.py from benchmarks/results/tuning_h200.json; do not edit.
-    // architecture, gated, norm, packed columns, K, M,  path, variant, stages, cluster m x n, raster, row_stats, lead
+    // architecture, gated, norm, epilogue, packed columns, K, M,
+    //   path, variant, stages, cluster m x n, raster, row_stats, lead
 """
 Entry = dict[str, Any]
 

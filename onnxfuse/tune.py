@@ -32,7 +32,9 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DIFFERENCE_LIMIT = {"float16": 3e-3, "bfloat16": 2e-2}
 """Largest relative difference from the portable kernel, a few roundings of the dtype."""
 
-KEY = ("architecture", "dtype", "gated", "norm", "columns", "k", "bucket")
+KEY = ("architecture", "dtype", "gated", "norm", "epilogue", "columns", "k", "bucket")
+EPILOGUES = ("none", "vendor", "own")
+"""What follows a product: nothing but bias or residual, an activation that cuBLASLt has too, or another."""
 PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
 """The fields of an entry of a tuning file: what it is for, and the plan; in the order of the shipped table."""
 
@@ -225,11 +227,21 @@ def stored_plans(path: Path, architecture: int, either_dtype: bool = False) -> C
     def find(shape: Shape) -> Plan | None:
         for dtype in (shape.dtype, *(DIFFERENCE_LIMIT if either_dtype else ())):
             key = _key(architecture, replace(shape, dtype=dtype))
-            if (plan := plans.get(tuple(key[name] for name in KEY))) is not None:
-                return plan
+            for other in _EPILOGUES_TO_TRY[key["epilogue"]]:  # as the library does
+                plan = plans.get(tuple({**key, "epilogue": other}[name] for name in KEY))
+                if plan is not None and (other == key["epilogue"] or plan.path != "vendor"):
+                    return plan
         return None
 
     return find
+
+
+def epilogue(activation: str) -> str:
+    """The class of `EPILOGUES` that this activation belongs to: its products share a plan."""
+    return "none" if activation == "none" else "vendor" if activation in ("relu", "gelu_tanh") else "own"
+
+
+_EPILOGUES_TO_TRY = ((0, 2, 1), (1, 2, 0), (2, 1, 0))
 
 
 def plan_of(entry: dict[str, Any]) -> Plan:
@@ -240,7 +252,7 @@ def plan_of(entry: dict[str, Any]) -> Plan:
 def _key(architecture: int, shape: Shape) -> dict[str, int]:
     return {
         "architecture": architecture, "dtype": DTYPES.index(shape.dtype), "gated": int(shape.gated),
-        "norm": NORMS.index(shape.norm), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
+        "norm": NORMS.index(shape.norm), "epilogue": EPILOGUES.index(epilogue(shape.activation)), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
         "bucket": bucket(shape.rows),
     }  # fmt: skip
 

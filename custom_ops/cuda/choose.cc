@@ -29,21 +29,38 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds of a tile's K block, of its epilogue, measured on an H200 at sustained clocks.
+// Microseconds on an H200 at sustained clocks: of a tile's K block, of its epilogue (with the exchange if K is split), and
+// of taking a norm's sums in a K block; negative: the tile has no registers for them.
 struct TileCost {
-  int variant;
-  double per_k_block, epilogue;
+  int variant, split;
+  double per_k_block, epilogue, sums;
 };
-constexpr TileCost kPlainTiles[] = {{0, 0.68, 2.5}, {1, 0.55, 2.0}, {2, 0.34, 1.0}, {3, 0.21, 0.8}};
-constexpr TileCost kGatedTiles[] = {{8, 0.68, 2.5}, {9, 0.60, 2.5}, {10, 0.53, 2.0}, {11, 0.36, 1.2}, {12, 0.22, 0.8}};
+constexpr TileCost kPlainTiles[] = {{0, 1, 0.68, 3.0, -1.0}, {1, 1, 0.53, 2.2, -1.0}, {2, 1, 0.34, 1.3, 0.09},
+                                    {3, 1, 0.20, 1.0, 0.11}, {4, 2, 0.36, 1.8, 0.05}, {5, 4, 0.40, 2.2, 0.06},
+                                    {6, 2, 0.20, 1.3, 0.07}, {7, 4, 0.21, 1.7, 0.07}};
+constexpr TileCost kGatedTiles[] = {{8, 1, 0.68, 3.6, -1.0}, {9, 1, 0.60, 3.2, -1.0}, {10, 1, 0.53, 2.6, -1.0},
+                                    {11, 1, 0.34, 1.7, 0.09}, {12, 1, 0.20, 1.2, 0.11}};
+constexpr double kStart = 1.8, kSeparateSums = 1.8;
+
+// Whether the sums are better taken by a kernel before.
+bool separate_sums(const LinearProblem& p, const TileCost& cost) {
+  if (p.norm == Norm::kNone) return false;
+  const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
+  const double work = p.norm == Norm::kLayer ? 2.0 : 1.0;  // LayerNorm takes twice the instructions
+  return cost.sums < 0.0 || k_blocks * cost.sums * work > kSeparateSums;
+}
 
 double tile_time(const LinearProblem& p, const TileCost& cost, const Device& device) {
   const HopperVariant& v = tile_variants()[cost.variant];
   const int64_t out_columns = v.gated ? v.columns / 2 : v.columns;
-  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.n, out_columns);
-  const int64_t waves = ceil_div(tiles, device.sm_count);
-  const double tile = static_cast<double>(ceil_div(p.k, 64)) * cost.per_k_block + cost.epilogue;
-  return static_cast<double>(waves) * tile + (p.norm == Norm::kNone ? 3.0 : 5.0);
+  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.n, out_columns) * cost.split;
+  const double waves = static_cast<double>(ceil_div(tiles, device.sm_count));
+  const bool separate = separate_sums(p, cost);
+  const double sums = p.norm == Norm::kNone || separate ? 0.0 : p.norm == Norm::kLayer ? 2.0 * cost.sums : cost.sums;
+  const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
+  const double compute = waves * (k_blocks * (cost.per_k_block + sums) + cost.epilogue);
+  const double memory = static_cast<double>(p.packed_columns() * p.k * 2) / 4.0e6;
+  return std::max(compute, memory) + kStart + (separate ? kSeparateSums : 0.0);
 }
 
 // Narrow tiles of x: enough CTAs to ask for the whole memory bandwidth, and of each about as much shared memory as
@@ -84,19 +101,22 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
   double best_time = stream_time(p, best, device);
   for (const TileCost& cost : p.gated ? std::vector<TileCost>(std::begin(kGatedTiles), std::end(kGatedTiles))
                                       : std::vector<TileCost>(std::begin(kPlainTiles), std::end(kPlainTiles))) {
+    if (cost.split > ceil_div(p.k, 64)) continue;
     const double time = tile_time(p, cost, device);
     if (time >= best_time) continue;
-    best_time = time;
-    best = Plan();
-    best.path = Path::kTile;
-    best.variant = cost.variant;
+    Plan plan;
+    plan.path = Path::kTile;
+    plan.variant = cost.variant;
     const HopperVariant& v = tile_variants()[cost.variant];
-    // Two CTAs share a weight tile, unless that makes many of the row tiles empty.
+    // Two CTAs share a weight tile where the loads of all would be too many for L2, unless that makes row tiles empty.
     const int64_t row_tiles = ceil_div(p.m, v.rows);
-    // A tile of 256 columns leaves no registers for the sums; with long K a kernel before costs less than they do.
-    best.row_stats = p.norm != Norm::kNone && (v.columns > 128 || p.k > 1024);
-    best.cluster_m = row_tiles % 2 == 0 || row_tiles >= 9 ? 2 : 1;
-    best.raster = p.m > 1024 ? 16 : 8;
+    const bool busy = row_tiles * ceil_div(p.packed_columns(), v.columns) * 4 >= int64_t{3} * device.sm_count;
+    plan.cluster_m = cost.split == 1 && busy && p.k >= 2048 && (row_tiles % 2 == 0 || row_tiles >= 9) ? 2 : 1;
+    if (separate_sums(p, cost)) plan.row_stats = p.k <= 1024 ? 1 : 2;
+    plan.raster = p.m > 1024 ? 16 : 8;
+    if (!tile_refusal(p, plan).empty()) continue;
+    best_time = time;
+    best = plan;
   }
   return best;
 }

@@ -9,11 +9,11 @@
 namespace onnxfuse::cuda {
 namespace {
 
-// architecture, dtype, gated, norm, packed columns, K, bucket
-using Key = std::tuple<int, int, int, int, int64_t, int64_t, int64_t>;
+// architecture, dtype, gated, norm, epilogue, packed columns, K, bucket
+using Key = std::tuple<int, int, int, int, int, int64_t, int64_t, int64_t>;
 
 struct Shipped {
-  int architecture, gated, norm;
+  int architecture, gated, norm, epilogue;
   int64_t columns, k, bucket;
   int path, variant, stages, cluster_m, cluster_n, raster, row_stats, lead;
 };
@@ -21,8 +21,14 @@ struct Shipped {
 // Both 16-bit dtypes behave alike, so a shipped line holds for both.
 constexpr Shipped kShipped[] = {
 #include "tuning_sm90.inc"
-    {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 8, 0, 0},
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 8, 0, 0},
 };
+
+// Nothing but bias or residual, an activation that cuBLASLt has too, or another.
+int epilogue_class(Activation activation) {
+  if (activation == Activation::kNone) return 0;
+  return activation == Activation::kRelu || activation == Activation::kGeluTanh ? 1 : 2;
+}
 
 // The number after "name": in one object of the file; false if it is not there.
 bool read_field(const std::string& object, const char* name, int64_t* value) {
@@ -50,20 +56,20 @@ void read_tuning_file(const char* path, std::map<Key, Plan>* table) {
     if (end == std::string::npos) return;
     const std::string object = text.substr(at, end - at);
     at = end;
-    int64_t f[15];
-    const char* names[15] = {"architecture", "dtype",     "gated",     "norm",   "columns",   "k",    "bucket", "path",
-                             "variant",      "stages",    "cluster_m", "cluster_n", "raster", "row_stats", "lead"};
+    int64_t f[16];
+    const char* names[16] = {"architecture", "dtype",   "gated",  "norm",      "epilogue",  "columns", "k",         "bucket",
+                             "path",         "variant", "stages", "cluster_m", "cluster_n", "raster",  "row_stats", "lead"};
     bool complete = true;
-    for (int i = 0; i < 15 && complete; ++i) complete = read_field(object, names[i], &f[i]);
+    for (int i = 0; i < 16 && complete; ++i) complete = read_field(object, names[i], &f[i]);
     if (!complete) continue;
     Plan plan;
-    plan.path = static_cast<Path>(f[7]);
-    plan.variant = static_cast<int32_t>(f[8]), plan.stages = static_cast<int32_t>(f[9]);
-    plan.cluster_m = static_cast<int32_t>(f[10]), plan.cluster_n = static_cast<int32_t>(f[11]);
-    plan.raster = static_cast<int32_t>(f[12]), plan.row_stats = static_cast<int32_t>(f[13]);
-    plan.lead = static_cast<int32_t>(f[14]);
-    (*table)[Key(static_cast<int>(f[0]), static_cast<int>(f[1]), static_cast<int>(f[2]), static_cast<int>(f[3]), f[4],
-                 f[5], f[6])] = plan;
+    plan.path = static_cast<Path>(f[8]);
+    plan.variant = static_cast<int32_t>(f[9]), plan.stages = static_cast<int32_t>(f[10]);
+    plan.cluster_m = static_cast<int32_t>(f[11]), plan.cluster_n = static_cast<int32_t>(f[12]);
+    plan.raster = static_cast<int32_t>(f[13]), plan.row_stats = static_cast<int32_t>(f[14]);
+    plan.lead = static_cast<int32_t>(f[15]);
+    (*table)[Key(static_cast<int>(f[0]), static_cast<int>(f[1]), static_cast<int>(f[2]), static_cast<int>(f[3]),
+                 static_cast<int>(f[4]), f[5], f[6], f[7])] = plan;
   }
 }
 
@@ -76,7 +82,7 @@ std::map<Key, Plan> read_all() {
     plan.variant = s.variant, plan.stages = s.stages, plan.cluster_m = s.cluster_m, plan.cluster_n = s.cluster_n;
     plan.raster = s.raster, plan.row_stats = s.row_stats, plan.lead = s.lead;
     for (DType dtype : {DType::kFloat16, DType::kBFloat16})
-      table[Key(s.architecture, static_cast<int>(dtype), s.gated, s.norm, s.columns, s.k, s.bucket)] = plan;
+      table[Key(s.architecture, static_cast<int>(dtype), s.gated, s.norm, s.epilogue, s.columns, s.k, s.bucket)] = plan;
   }
   if (const char* path = std::getenv("ONNXFUSE_TUNING")) read_tuning_file(path, &table);
   return table;
@@ -92,11 +98,17 @@ int64_t row_bucket(int64_t m) {
 
 bool find_tuned(const LinearProblem& p, const Device& device, Plan* plan) {
   static const std::map<Key, Plan> table = read_all();
-  const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
-                                    static_cast<int>(p.norm), p.packed_columns(), p.k, row_bucket(p.m)));
-  if (found == table.end()) return false;
-  *plan = found->second;
-  return true;
+  // A plan of another epilogue will do, but for the vendor's path, whose kernels depend on it.
+  const int epilogue = epilogue_class(p.activation);
+  const int order[3][3] = {{0, 2, 1}, {1, 2, 0}, {2, 1, 0}};
+  for (int other : order[epilogue]) {
+    const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
+                                      static_cast<int>(p.norm), other, p.packed_columns(), p.k, row_bucket(p.m)));
+    if (found == table.end() || (other != epilogue && found->second.path == Path::kVendor)) continue;
+    *plan = found->second;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace onnxfuse::cuda

@@ -166,6 +166,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     else if (kSplit > 1 && lane >= 32 - Tile::kWarps)
       barrier_init(arrived + (31 - lane) * 8, 1);
     fence_barrier_init();
+    __syncwarp();
     if (kSplit > 1 && lane >= 32 - Tile::kWarps)
       barrier_expect_bytes(arrived + (31 - lane) * 8, (kSplit - 1) * Tile::kPartBytes);
     __syncwarp();
