@@ -43,9 +43,12 @@ ONNXFUSE_C_API int onnxfuse_cuda_run(const onnxfuse::cuda::LinearProblem* proble
   return report(onnxfuse::cuda::execute(*problem, *plan, scratch, static_cast<cudaStream_t>(stream)), error, capacity);
 }
 
-// The plan that the ops would use on the current device.
+// The plan that the ops would use on the current device. The ops always have column sums where a plan needs them.
 ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* problem, onnxfuse::cuda::Plan* plan) {
-  *plan = onnxfuse::cuda::choose_plan(*problem, onnxfuse::cuda::current_device());
+  onnxfuse::cuda::LinearProblem asked = *problem;
+  alignas(16) static const float kSums[4] = {};
+  if (asked.colsum == nullptr) asked.colsum = kSums;
+  *plan = onnxfuse::cuda::choose_plan(asked, onnxfuse::cuda::current_device());
 }
 
 ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages) {

@@ -50,12 +50,11 @@ bool separate_sums(const LinearProblem& p, const TileCost& cost) {
   return cost.sums < 0.0 || k_blocks * cost.sums * work > kSeparateSums;
 }
 
-double tile_time(const LinearProblem& p, const TileCost& cost, const Device& device) {
+double tile_time(const LinearProblem& p, const TileCost& cost, bool separate, const Device& device) {
   const HopperVariant& v = tile_variants()[cost.variant];
   const int64_t out_columns = v.gated ? v.columns / 2 : v.columns;
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.n, out_columns) * cost.split;
   const double waves = static_cast<double>(ceil_div(tiles, device.sm_count));
-  const bool separate = separate_sums(p, cost);
   const double sums = p.norm == Norm::kNone || separate ? 0.0 : p.norm == Norm::kLayer ? 2.0 * cost.sums : cost.sums;
   const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
   const double compute = waves * (k_blocks * (cost.per_k_block + sums) + cost.epilogue);
@@ -102,7 +101,7 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
   for (const TileCost& cost : p.gated ? std::vector<TileCost>(std::begin(kGatedTiles), std::end(kGatedTiles))
                                       : std::vector<TileCost>(std::begin(kPlainTiles), std::end(kPlainTiles))) {
     if (cost.split > ceil_div(p.k, 64)) continue;
-    const double time = tile_time(p, cost, device);
+    const double time = tile_time(p, cost, separate_sums(p, cost), device);
     if (time >= best_time) continue;
     Plan plan;
     plan.path = Path::kTile;
@@ -121,12 +120,42 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
   return best;
 }
 
+// Microseconds by the model; negative for a path that it does not cover.
+double modelled_time(const LinearProblem& p, const Plan& plan, const Device& device) {
+  if (plan.path == Path::kStream) return stream_time(p, plan, device);
+  if (plan.path != Path::kTile) return -1.0;
+  for (const TileCost& cost : p.gated ? std::vector<TileCost>(std::begin(kGatedTiles), std::end(kGatedTiles))
+                                      : std::vector<TileCost>(std::begin(kPlainTiles), std::end(kPlainTiles)))
+    if (cost.variant == plan.variant) return tile_time(p, cost, p.norm != Norm::kNone && plan.row_stats != 0, device);
+  return -1.0;
+}
+
 }  // namespace
 #endif
 
+namespace {
+
+// The measured plan for just this many rows; between two measured numbers the one of either that the model prefers.
+bool tuned_plan(const LinearProblem& p, const Device& device, Plan* plan) {
+  const int64_t bucket = row_bucket(p.m);
+  const bool above = find_tuned(p, device, bucket, plan) && refusal(p, *plan).empty();
+  if (p.m >= bucket) return above;
+#ifdef ONNXFUSE_HOPPER
+  Plan below;
+  if (!find_tuned(p, device, bucket / 2, &below) || !refusal(p, below).empty()) return above;
+  const double time = modelled_time(p, below, device), other = above ? modelled_time(p, *plan, device) : -1.0;
+  if (!above || (time >= 0.0 && other >= 0.0 && time < other)) *plan = below;
+  return true;
+#else
+  return above;
+#endif
+}
+
+}  // namespace
+
 Plan choose_plan(const LinearProblem& p, const Device& device) {
   Plan plan;
-  if (find_tuned(p, device, &plan) && refusal(p, plan).empty()) return plan;
+  if (tuned_plan(p, device, &plan)) return plan;
 #ifdef ONNXFUSE_HOPPER
   if (device.hopper) {
     plan = hopper_plan(p, device);

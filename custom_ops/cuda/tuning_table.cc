@@ -96,14 +96,14 @@ int64_t row_bucket(int64_t m) {
   return bucket;
 }
 
-bool find_tuned(const LinearProblem& p, const Device& device, Plan* plan) {
+bool find_tuned(const LinearProblem& p, const Device& device, int64_t bucket, Plan* plan) {
   static const std::map<Key, Plan> table = read_all();
   // A plan of another epilogue will do, but for the vendor's path, whose kernels depend on it.
   const int epilogue = epilogue_class(p.activation);
   const int order[3][3] = {{0, 2, 1}, {1, 2, 0}, {2, 1, 0}};
   for (int other : order[epilogue]) {
     const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
-                                      static_cast<int>(p.norm), other, p.packed_columns(), p.k, row_bucket(p.m)));
+                                      static_cast<int>(p.norm), other, p.packed_columns(), p.k, bucket));
     if (found == table.end() || (other != epilogue && found->second.path == Path::kVendor)) continue;
     *plan = found->second;
     return true;
