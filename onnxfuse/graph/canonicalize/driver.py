@@ -67,6 +67,7 @@ PASSES: dict[str, Pass] = {
     "kept-dims": reductions.keep_reduced_dims,
     "merge-transposes": transposes.merge_transposes,
     "sum-transposes": transposes.sink_equal_transposes,
+    "raised-transposes": transposes.raise_transposes,
     "constant-transposes": transposes.fold_constant_transposes,
     "operand-order": operands.constants_second,
     "scalar-constants": operands.scalar_constants,

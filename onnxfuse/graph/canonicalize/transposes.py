@@ -62,6 +62,30 @@ def sink_equal_transposes(scope: Scope) -> int:
     return count
 
 
+def raise_transposes(scope: Scope) -> int:
+    """A Transpose of a sum (or difference) one of whose operands another Transpose made from just that order of axes:
+    the other operand is transposed instead (residuals around convolutions over a sequence). Not of products, which may
+    be the end of an activation."""
+    count = 0
+    for node in scope.nodes("Transpose"):
+        total, perm = maker_of(node.inputs[0], "Add", "Sub"), permutation(node)
+        if total is None or perm is None or not scope.read_only_here(node.inputs[0]) or len(total.inputs) != 2:
+            continue
+        makers = [maker_of(value, "Transpose") for value in total.inputs]
+        undone = [m is not None and permutation(m) == [perm.index(axis) for axis in range(len(perm))] for m in makers]
+        if undone[0] == undone[1]:
+            continue
+        side = int(undone[0])
+        other = shape_of(total.inputs[side])
+        if other is None or len(other) != len(perm):
+            continue
+        inputs = list(total.inputs)
+        inputs[side] = scope.insert(node, "Transpose", [inputs[side]], {"perm": perm})
+        inputs[1 - side] = inputs[1 - side].inputs[0].inputs[0]
+        count += scope.replace(node.outputs[0], scope.insert(node, total.op, inputs, total.attrs))
+    return count
+
+
 def fold_constant_transposes(scope: Scope) -> int:
     """A Transpose of an initializer becomes an initializer. Not when the initializer is large and has other readers:
     the file would hold it twice."""

@@ -112,6 +112,22 @@ def test_tensors_that_are_transposed_otherwise_or_read_again() -> None:
         assert ops(model).count("Transpose") == 2, body
 
 
+def test_a_transposed_sum_of_which_one_operand_was_transposed_back() -> None:
+    body = """a = Relu (x) t = Transpose <perm=[0,2,1]> (a) e = Exp (t) s = Sub (z, t)
+      y = Transpose <perm=[0,2,1]> (s)"""
+    model, counts = canonical(text(body, "float[B,S,4] x, float[B,4,S] z", "float[B,S,4] y, float[B,4,S] e"))
+    assert counts["raised-transposes"] == 1
+    by_name = {node.outputs[0].name: node for node in model.graph.nodes}
+    assert by_name["y"].op == "Sub"
+    assert [value.inputs[0].op for value in by_name["y"].inputs] == ["Transpose", "Relu"]
+
+
+def test_a_sum_that_others_read_is_transposed_as_it_is() -> None:
+    body = "t = Transpose <perm=[0,2,1]> (x) s = Add (z, t) y = Transpose <perm=[0,2,1]> (s)"
+    _, counts = canonical(text(body, "float[B,S,4] x, float[B,4,S] z", "float[B,S,4] y, float[B,4,S] s"))
+    assert counts["raised-transposes"] == 0
+
+
 def test_residuals_with_merged_leading_dims_are_not_taken_for_masks() -> None:
     """Windows of an image: [B, P, S, C] merged to [B·P, S, C] before the first residual."""
     body = """t = Transpose <perm=[0,3,2,1]> (x) m = Reshape (t, merged) h = MatMul (m, v) y = Add (m, h)"""
