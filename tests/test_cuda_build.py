@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,29 @@ def test_every_variant_has_stages_that_fit(path: int, name: str, least: int) -> 
     if len(stages) != len(listed):
         pytest.skip("the library is of another list of variants")
     assert min(stages) >= least, stages
+
+
+def test_divisors_divide(tmp_path: Path) -> None:
+    program = tmp_path / "divide.cc"
+    program.write_text("""
+        #include <cstdio>
+        #include <random>
+        #include "divisor.h"
+        int main() {
+          std::mt19937 random(1);
+          const int largest = 0x7fffffff;
+          long wrong = 0;
+          auto check = [&](int n, int d) { wrong += onnxfuse::cuda::Divisor(d).divide(n) != n / d; };
+          for (int i = 0; i < 1000000; ++i) {
+            const int bits = random() % 31, d = static_cast<int>(random() >> 1 >> bits) | 1;
+            const int multiple = static_cast<int>(random() >> 1) / d * d;  // where rounding shows first
+            for (int n : {static_cast<int>(random() >> 1), multiple, multiple > 0 ? multiple - 1 : 0, largest, 0}) check(n, d);
+          }
+          for (int d = 1; d < 300; ++d)
+            for (int n = 0; n < 3000; ++n) check(n, d);
+          std::printf("%ld", wrong);
+        }
+    """)
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    subprocess.run([compiler, "-O2", "-std=c++17", f"-I{CUDA}", program, "-o", tmp_path / "divide"], check=True)
+    assert subprocess.run([tmp_path / "divide"], capture_output=True, text=True, check=True).stdout == "0"
