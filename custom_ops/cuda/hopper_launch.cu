@@ -102,7 +102,8 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   if (plan.stages != 0 && plan.stages < 2) return "fewer than two stages";
   if (v.split > 1 && plan.cluster_m * plan.cluster_n > 1) return "the cluster splits K already";
   if (v.split > (p.k + 63) / 64) return "K has fewer blocks than the split";
-  if (p.norm != Norm::kNone && v.columns > 128 && plan.row_stats == 0) return "the tile leaves no registers for the statistics";
+  if (p.norm != Norm::kNone && v.columns > 128 && plan.row_stats == 0)
+    return "the tile leaves no registers for the statistics";
   if (plan.raster < 1) return "the raster is not positive";
   return {};
 }

@@ -44,27 +44,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// As barrier_wait, and what other CTAs of the cluster wrote before they arrived is visible afterwards.
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t bar, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "WAIT:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-      "@p bra DONE;\n"
-      "bra WAIT;\n"
-      "DONE:\n}" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
-// As barrier_arrive_remote, after this thread's earlier writes; much slower, so not for the pipeline.
-__device__ __forceinline__ void barrier_arrive_release_cluster(uint32_t bar, uint32_t cta) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-      "r"(cta)
-      : "memory");
-}
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -88,15 +67,6 @@ __device__ __forceinline__ uint32_t cluster_count() {
   asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
   return r;
 }
-__device__ __forceinline__ uint32_t cluster_size() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
-  return r;
-}
-__device__ __forceinline__ void cluster_arrive() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
 // For barriers that order no ordinary memory accesses: the releasing form costs a fence of the whole GPU.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   __syncwarp();
@@ -117,9 +87,6 @@ __device__ __forceinline__ void push_to_cta(uint32_t dst, uint32_t src, uint32_t
           map_to_cta(dst, cta)),
       "r"(src), "r"(bytes), "r"(map_to_cta(bar, cta))
       : "memory");
-}
-__device__ __forceinline__ void store_remote_float2(uint32_t address, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
 
 // ---- programmatic dependent launch ----
@@ -165,16 +132,6 @@ __device__ __forceinline__ void load_4d_multicast(uint32_t dst, const CUtensorMa
       " [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(dst),
       "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(ctas), "l"(hint)
       : "memory");
-}
-__device__ __forceinline__ void store_2d(const CUtensorMap& map, uint32_t src, int c0, int c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(src),
-               "r"(c0), "r"(c1)
-               : "memory");
-}
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

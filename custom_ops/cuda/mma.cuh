@@ -1,6 +1,6 @@
 // The warp's matrix product of sm_80 and later: D[16, 8] (float32) += A[16, 16] . B[16, 8].
-// Lane 4 g + t holds of A (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), of B (2t, g), (2t + 8, g), each with its right
-// or lower neighbour, and of D (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Lane 4 g + t holds of A (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), of B (2t, g), (2t + 8, g), each with its
+// right or lower neighbour, and of D (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 #pragma once
 
 #include <cuda_bf16.h>

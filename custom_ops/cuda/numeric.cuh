@@ -24,10 +24,6 @@ struct Numeric<__half> {
     __half2 v = __floats2half2_rn(lo, hi);
     return *reinterpret_cast<uint32_t*>(&v);
   }
-  __device__ static uint32_t subtract(uint32_t a, uint32_t b) {
-    __half2 v = __hsub2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-    return *reinterpret_cast<uint32_t*>(&v);
-  }
 };
 
 template <>
@@ -40,10 +36,6 @@ struct Numeric<__nv_bfloat16> {
   }
   __device__ static uint32_t pack(float lo, float hi) {
     __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
-    return *reinterpret_cast<uint32_t*>(&v);
-  }
-  __device__ static uint32_t subtract(uint32_t a, uint32_t b) {
-    __nv_bfloat162 v = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
     return *reinterpret_cast<uint32_t*>(&v);
   }
 };
@@ -87,8 +79,8 @@ __device__ __forceinline__ float gelu_tanh(float x) {
 template <bool kFast>
 __device__ __forceinline__ float gelu_erf(float x) {
   if constexpr (kFast) {
-    // q = 0.5 erfc(|x| / sqrt 2) = 2^P(|x|); P, of degree 8, is fitted on [0, 6] so that |x| q is exact to 5e-8, and falls
-    // beyond. One instruction of the slow unit where a rational approximation takes two.
+    // q = 0.5 erfc(|x| / sqrt 2) = 2^P(|x|); P, of degree 8, is fitted on [0, 6] so that |x| q is exact to 5e-8, and
+    // falls beyond. One instruction of the slow unit where a rational approximation takes two.
     const float a = fabsf(x);
     float e = fmaf(a, -2.27585580e-6f, 3.29680554e-5f);
     e = fmaf(a, e, -1.57280107e-4f);

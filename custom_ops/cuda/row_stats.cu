@@ -91,8 +91,8 @@ Status launch(const LinearProblem& p, void* stats, Overlap overlap, cudaStream_t
   auto start = [&](void (*kernel)(const T*, RowStats*, int64_t, int64_t, Norm, float, bool), int rows) {
     const int64_t blocks = (p.m + rows * 4 - 1) / (rows * 4);
     config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, sm_count)));
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(p.x), static_cast<RowStats*>(stats), p.m,
-                                          p.k, p.norm, p.epsilon, overlap == Overlap::kReady),
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(p.x), static_cast<RowStats*>(stats),
+                                          p.m, p.k, p.norm, p.epsilon, overlap == Overlap::kReady),
                        "row statistics");
   };
   // Several rows to a warp only where every multiprocessor has work without that.

@@ -80,14 +80,17 @@ struct StreamTile {
     const int ring = stages * kStageBytes, partials = ranks * block_bytes(ranks);  // the partials reuse the ring
     return ring > partials ? ring : partials;
   }
-  static constexpr __host__ __device__ int received_bytes(int ranks) { return ranks > 1 ? ranks * block_bytes(ranks) : 0; }
+  static constexpr __host__ __device__ int received_bytes(int ranks) {
+    return ranks > 1 ? ranks * block_bytes(ranks) : 0;
+  }
   static constexpr int smem_bytes(int stages, int ranks) {
     return 1024 + pipeline_bytes(stages, ranks) + received_bytes(ranks) + (ranks + 1) * kTileX * 8 + stages * 16 + 8;
   }
 };
 
 template <typename T, int kMma, int kGroups, int kTileX>
-__global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) void stream_kernel(const __grid_constant__ StreamParams p) {
+__global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) void stream_kernel(
+    const __grid_constant__ StreamParams p) {
   using Tile = StreamTile<T, kMma, kGroups, kTileX>;
   extern __shared__ uint8_t shared_raw[];
   const uint32_t base = (shared_address(shared_raw) + 1023u) & ~1023u;
