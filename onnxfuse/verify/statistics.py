@@ -60,8 +60,7 @@ def statistics(found: np.ndarray, reference: np.ndarray) -> Statistics:
         same_kind = (np.isnan(a) & np.isnan(b)) | (a == b)
     difference = np.zeros(a.shape)
     np.subtract(a, b, out=difference, where=both)
-    absolute = np.abs(difference)
-    absolute[~both & ~same_kind] = np.inf
+    absolute = np.where(~both & ~same_kind, np.inf, np.abs(difference))
     index = np.unravel_index(int(np.argmax(absolute)), absolute.shape)
     counted = absolute[both] if both.any() else np.zeros(1)
     magnitude = np.abs(b[both]) if both.any() else np.zeros(1)
