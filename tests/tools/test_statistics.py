@@ -58,3 +58,11 @@ def test_p99_is_not_the_maximum() -> None:
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="shape"):
         statistics(np.ones(2), np.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64])
+def test_an_output_without_dimensions(dtype: type) -> None:
+    found = statistics(np.array(3, dtype), np.array(5, dtype))
+    assert (found.max_abs, found.worst, found.elements) == (2.0, {"index": [], "value": 3.0, "reference": 5.0}, 1)
+    lost = statistics(np.array(1, dtype), np.array(np.inf))
+    assert (lost.max_abs, lost.non_finite) == (np.inf, 1)
