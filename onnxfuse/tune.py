@@ -119,9 +119,9 @@ def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
             if v.rows > 2 * shape.rows or (v.rows * v.columns < 128 * 128 and waves > 8):
                 continue
             rasters = (4, 16) if shape.rows > 1024 else (8,)
-            own = (0,) if shape.norm == "none" else (1, 2) if v.columns > 128 else (0, 1, 2)
-            for (cm, cn), raster, stats in product(((1, 1), (2, 1), (1, 2)), rasters, own):
-                found.append(Plan("tile", v.index, 0, cm, cn, raster, stats))
+            ways = [0] if shape.norm == "none" else [1, 2] if v.columns > 128 else [0, 1, 2]
+            for (cm, cn), raster, way in product(((1, 1), (2, 1), (1, 2)), rasters, ways):
+                found.append(Plan("tile", v.index, 0, cm, cn, raster, way))
     return list(dict.fromkeys(found))
 
 
@@ -253,7 +253,8 @@ def plan_of(entry: dict[str, Any]) -> Plan:
 def _key(architecture: int, shape: Shape) -> dict[str, int]:
     return {
         "architecture": architecture, "dtype": DTYPES.index(shape.dtype), "gated": int(shape.gated),
-        "norm": NORMS.index(shape.norm), "epilogue": EPILOGUES.index(epilogue(shape.activation)), "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
+        "norm": NORMS.index(shape.norm), "epilogue": EPILOGUES.index(epilogue(shape.activation)),
+        "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
         "bucket": bucket(shape.rows),
     }  # fmt: skip
 

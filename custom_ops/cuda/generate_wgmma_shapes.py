@@ -49,7 +49,8 @@ struct Wgmma<{ctype}, {width}> {{
         : {constraints}
         : "l"(a), "l"(b), "r"(accumulate));
   }}
-  __device__ __forceinline__ static void issue(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b, int accumulate) {{
+  __device__ __forceinline__ static void issue(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} {{"

@@ -25,7 +25,8 @@ struct Wgmma<__half, 8> {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[4], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
@@ -47,7 +48,8 @@ struct Wgmma<__half, 16> {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
@@ -71,7 +73,8 @@ struct Wgmma<__half, 32> {
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
@@ -101,7 +104,8 @@ struct Wgmma<__half, 64> {
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -139,7 +143,8 @@ struct Wgmma<__half, 96> {
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[48], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[48], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
@@ -185,7 +190,8 @@ struct Wgmma<__half, 128> {
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -243,7 +249,8 @@ struct Wgmma<__half, 192> {
           "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[96], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[96], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
@@ -313,7 +320,8 @@ struct Wgmma<__half, 224> {
           "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[112], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[112], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %117, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n224k16.f32.f16.f16 {"
@@ -391,7 +399,8 @@ struct Wgmma<__half, 256> {
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
@@ -443,7 +452,8 @@ struct Wgmma<__nv_bfloat16, 8> {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[4], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
@@ -465,7 +475,8 @@ struct Wgmma<__nv_bfloat16, 16> {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
@@ -489,7 +500,8 @@ struct Wgmma<__nv_bfloat16, 32> {
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
@@ -519,7 +531,8 @@ struct Wgmma<__nv_bfloat16, 64> {
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -557,7 +570,8 @@ struct Wgmma<__nv_bfloat16, 96> {
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[48], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[48], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
@@ -603,7 +617,8 @@ struct Wgmma<__nv_bfloat16, 128> {
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -661,7 +676,8 @@ struct Wgmma<__nv_bfloat16, 192> {
           "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[96], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[96], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
@@ -731,7 +747,8 @@ struct Wgmma<__nv_bfloat16, 224> {
           "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[112], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[112], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %117, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
@@ -809,7 +826,8 @@ struct Wgmma<__nv_bfloat16, 256> {
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "r"(accumulate));
   }
-  __device__ __forceinline__ static void issue(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void issue(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"

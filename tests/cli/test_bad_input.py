@@ -144,7 +144,8 @@ def test_output_folder_without_permission(cli, tiny: Path, tmp_path: Path) -> No
 
 def test_output_links_that_lead_to_no_file(cli, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    for target, says in (("nowhere.onnx", "is a link to `nowhere.onnx`, which does not exist"), ("folder", "is a folder")):
+    dangling = ("nowhere.onnx", "is a link to `nowhere.onnx`, which does not exist")
+    for target, says in (dangling, ("folder", "is a folder")):
         link = tmp_path / f"to-{target}.onnx"
         link.symlink_to(target)
         for options in (("-o", link), ("-o", tmp_path / "out.onnx", "--report", link)):
