@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from onnxfuse.errors import InputDataError
-from onnxfuse.runtime import ranges
+from onnxfuse.runtime import caches, ranges
 
 _IDS_WITHOUT_TABLE = 32
 _IMAGE_SIDE = 32
@@ -32,6 +32,8 @@ class InputSpec:
         dims: fixed sizes, names of symbolic ones, None for unnamed ones.
         range: what the graph says about its values.
         ranked: whether the model says how many dimensions there are; if not, `dims` are two unnamed ones.
+        told: the role that the graph tells, whatever the name: past, or mask for one column per cached and new token.
+        total: of a cache, the name of the dimension that counts cached and new tokens.
     """
 
     name: str
@@ -39,6 +41,8 @@ class InputSpec:
     dims: tuple[int | str | None, ...]
     range: ranges.Range = field(default_factory=ranges.Range)
     ranked: bool = True
+    told: str | None = None
+    total: str = ""
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Whether the declaration allows a shape."""
@@ -50,7 +54,7 @@ class InputSpec:
     @property
     def role(self) -> str:
         """What the input means: mask, past, positions, branch, lengths, total, ids, integer, flag or data."""
-        return _role(self)
+        return self.told or _role(self)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,20 @@ def input_specs(proto: onnx.ModelProto) -> list[InputSpec]:
                 dims.append(dim.dim_param or None)
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         specs.append(InputSpec(value.name, dtype, tuple(dims), found.get(value.name, ranges.Range()), ranked))
-    return specs
+    return _told_by_graph(specs, caches.grown_dims(proto))
+
+
+def _told_by_graph(specs: Sequence[InputSpec], grown: Mapping[str, str]) -> list[InputSpec]:
+    """The inputs, with what the graph tells of those whose names tell nothing (`k0`, `am`)."""
+    totals = {dim for dim in grown.values() if dim}
+    result = []
+    for spec in specs:
+        if spec.name in grown and spec.dtype.kind in "fV":
+            spec = replace(spec, told="past", total=grown[spec.name])
+        elif spec.role == "ids" and len(spec.dims) == 2 and spec.dims[1] in totals:
+            spec = replace(spec, told="mask")
+        result.append(spec)
+    return result
 
 
 def generate(specs: Sequence[InputSpec], scenario: Scenario) -> dict[str, np.ndarray]:
@@ -178,6 +195,9 @@ class _Sizes:
             for dim, size in zip(spec.dims, shape, strict=spec.ranked):
                 if isinstance(dim, str):
                     self.bound.setdefault(dim, size)
+        for spec in specs:
+            if spec.total.isidentifier() and _kind(spec.total) == "unknown":
+                self.bound.setdefault(spec.total, scenario.past + scenario.seq)
         # A name that tells nothing is the same size everywhere: `enc`, of an encoder's mask and of cached keys.
         for spec in specs:
             for axis, dim in enumerate(spec.dims):
