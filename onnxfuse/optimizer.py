@@ -201,9 +201,12 @@ def optimize(
     )
     if not accepted:
         assert result.verdict is not None
+        known_wrong = result.verdict.status == "failed"
         refusal = failure or VerificationError(
-            "the fused model is not right: " + "; ".join(result.verdict.problems[:3]),
-            hint="--allow-unverified writes it nevertheless",
+            f"the fused model {'is not right' if known_wrong else 'could not be verified'}: "
+            + "; ".join(result.verdict.problems[:3]),
+            hint=("" if known_wrong else "--inputs FILE.npz gives values that make sense to the model; ")
+            + "--allow-unverified writes it nevertheless",
         )
         refusal.report = result.report
         raise refusal

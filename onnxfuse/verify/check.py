@@ -40,7 +40,7 @@ class Verdict:
 
     Attributes:
         status: `passed`; `structure-only` (right, but run in a wider dtype, since the provider here has no kernels for
-            the model's own); `failed`; `unverified` (could not be run).
+            the model's own); `failed`; `unverified` (could not be run, or gave no number to compare).
         outputs: per output the worst over all sets: name, error, unfused_error, worst (set, index, values).
         problems: what is wrong, in words.
         failing: names of the input sets that failed.
@@ -248,9 +248,23 @@ class Verifier:
         ]
         if verdict.problems:
             verdict.status = "failed"
+        elif only is None and (blind := self._never_finite()):
+            verdict.status = "unverified"
+            verdict.problems = [f"output `{name}` of the original is NaN or infinite in every input set, so that no "
+                                "number was compared" for name in blind]
         elif widened:
             verdict.status = "structure-only"
         return verdict
+
+    def _never_finite(self) -> list[str]:
+        """Outputs that hold numbers in some set, but in none of them a finite one."""
+        truths = [self._truth[inputs.name] for inputs in self.sets]
+        found = []
+        for name in truths[0] if truths else ():
+            values = [truth[name] for truth in truths if truth[name].dtype.kind in "fV" and truth[name].size]
+            if values and not any(np.isfinite(value.astype(np.float64)).any() for value in values):
+                found.append(name)
+        return found
 
     def _runner(
         self, fused: onnx.ModelProto, base_dir: Path | None, must_run: bool, verdict: Verdict

@@ -189,3 +189,24 @@ def test_weights_of_four_bits_are_held_to_the_graph() -> None:
     graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight, scale])
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     assert Verifier(proto).check(proto).status == "passed"
+
+
+def test_numbers_that_are_never_finite_verify_nothing() -> None:
+    """Log of what is below zero: NaN agrees with NaN whatever else is wrong."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y, float[n,4] z)
+        <float one = {1.0}> { a = Abs (x) b = Add (a, one) c = Neg (b) y = Log (c) z = Relu (x) }"""
+    )
+    verdict = Verifier(proto).check(proto)
+    assert verdict.status == "unverified"
+    assert verdict.problems == [
+        "output `y` of the original is NaN or infinite in every input set, so that no number was compared"
+    ]
+    assert verdict.failing == []
+
+
+def test_one_finite_number_is_enough() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { y = Log (x) }"""
+    )
+    assert Verifier(proto).check(proto).status == "passed"
