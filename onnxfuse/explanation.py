@@ -40,6 +40,7 @@ _FAINT_TYPE = 4
 _TYPE_FAILURES = frozenset({Kind.DIM_CONFLICT, Kind.SHAPE, Kind.RANK, Kind.DTYPE, Kind.UNKNOWN_TYPE})
 #: A rule that fires elsewhere in the model is the one that was expected here.
 _FIRES_ELSEWHERE_BONUS = 4
+_ANY = 1_000_000  # more ops than any pattern has
 _NAMES = re.compile(r"`[^`]*`")
 
 
@@ -167,9 +168,18 @@ def explain(
     tracer = _Tracer(ruleset)
     built = pipeline.build(model, options, ruleset=ruleset, tracer=tracer, progress=progress)
     taken = {(a.stage, name): a.rule for a in built.applied for name in a.removed}
-    later = {name: a.rule for a in built.applied for name in a.removed}
+    # Ops of the largest pattern that took a node: a factor taken into weights does not make up for a GELU that was not
+    # found, a smaller pattern of the same stage does.
+    sizes = {rule_id: len(program.makers) for rule_id, program in ruleset.programs.items()}
+    later: dict[tuple[str, str], int] = {}
+    for a in built.applied:
+        for name in a.removed:
+            for stage in pipeline.STAGES:
+                size = _ANY if stage == a.stage else sizes.get(a.rule, 0)
+                later[stage, name] = max(later.get((stage, name), 0), size)
     misses = []
     inner = _inner_roots(tracer.records.values())
+    enclosed = _enclosed(tracer.records.values(), later) if rule is None and node is None else {}
     for record in tracer.records.values():
         if node is None and (record.miss.rule, record.miss.values[0]) in inner:
             continue
@@ -178,8 +188,11 @@ def explain(
             continue
         if node is not None and node not in record.names:
             continue
-        if rule is None and node is None and (record.quiet or record.miss.node in later):
+        made_up = later.get((record.miss.stage, record.miss.node), -1) >= record.size
+        if rule is None and node is None and (record.quiet or made_up):
             continue  # asked about nothing in particular: only what is worth a look
+        if enclosed.get(record.miss.values[0], 0) > record.size:
+            continue
         misses.append(record.miss)
     fired = {a.rule for a in built.applied}
     for miss in misses:
@@ -207,6 +220,21 @@ def _inner_roots(records: Iterable[_Record]) -> set[tuple[str, str]]:
     }
 
 
+def _enclosed(records: Iterable[_Record], rewritten: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Values inside the site of a pattern that lacks one number, attribute or reader, with the size of that pattern.
+
+    What smaller patterns lack there is beside the point.
+    """
+    found: dict[str, int] = {}
+    for record in records:
+        if record.quiet or rewritten.get((record.miss.stage, record.miss.node), -1) >= record.size:
+            continue
+        if record.miss.reason.kind in _CONTRADICTIONS:
+            for name in record.inner:
+                found[name] = max(found.get(name, 0), record.size)
+    return found
+
+
 def _private_values_above(root: Node, depth: int) -> set[str]:
     """Values above a node that nothing else reads, at most `depth` nodes up."""
     found: set[str] = set()
@@ -221,13 +249,15 @@ def _private_values_above(root: Node, depth: int) -> set[str]:
 @dataclass
 class _Record:
     """A miss, with what it is found by. `names`: nodes and values it concerns; `quiet`: not worth showing unasked;
-    `inner`: values that only the root depends on, as deep as the pattern; `reached`: how far it got."""
+    `inner`: values that only the root depends on, as deep as the pattern; `reached`: how far it got; `size`: ops of the
+    pattern."""
 
     miss: Miss
     names: frozenset[str]
     quiet: bool
     inner: frozenset[str]
     reached: tuple[int, int]
+    size: int
 
 
 class _Attempts(dict[tuple[str, Node], Attempt]):
@@ -289,6 +319,14 @@ class _Tracer(Tracer):
         # Neither is a root of another shape: the rule is for other tensors.
         root = program.outputs[0]
         faint = faint or failure.id in {f"nodes.{root}.{predicate}" for predicate in ("dtype", "rank", "shape")}
+        faint = faint or failure.kind is Kind.RANK
+        # Nor is a root that takes another number, when little else has been found.
+        faint = faint or (
+            failure.kind is Kind.CONST_VALUE and failure.passed < _FAINT and failure.id.startswith(f"nodes.{root}.")
+        )
+        # Nor is an operand that another op makes, where a constant is wanted: gates and sums are everywhere.
+        made = any(v is not None and v.inputs for v in failure.values)
+        faint = faint or (failure.kind is Kind.NOT_CONST and made and failure.passed < 2 * _FAINT)
         if attempt.root.op in _PRODUCTS and failure.kind not in _ABSENCES and failure.phase > Phase.GATE:
             faint = False  # patterns of one node: few checks, and a product that is left over is always worth a look
         else:
@@ -296,7 +334,8 @@ class _Tracer(Tracer):
         quiet = faint or failure.kind is Kind.GROUP_SIZE
         quiet = quiet or (t is not None and t not in FLOATS)
         inner = frozenset(_private_values_above(attempt.root, len(program.makers)))
-        self.records[key] = _Record(miss, frozenset(names - {""}), quiet, inner, (failure.phase, failure.passed))
+        reached = (failure.phase, failure.passed)
+        self.records[key] = _Record(miss, frozenset(names - {""}), quiet, inner, reached, len(program.makers))
 
 
 def _score(attempt: Attempt) -> int:
