@@ -59,6 +59,7 @@ def widen(proto: onnx.ModelProto, to: str, wrapped: Iterable[str] = ()) -> onnx.
     wrap = frozenset(wrapped)
     types = value_types(proto) if wrap else {}
     _graph(result.graph, mapping, wrap, types)
+    _keep_constants(result.graph, _constants(proto.graph) if wrap else {})
     if wrap and all(o.domain not in ("", "ai.onnx") for o in result.opset_import):
         result.opset_import.append(helper.make_opsetid("", 17))
     return result
@@ -220,7 +221,7 @@ def _between_casts(
     for index, name in enumerate(node.input):
         own = types.get(name)
         if name and own is not None and own in mapping:
-            narrow = f"{name}.{node.output[0]}.narrow"
+            narrow = f"{name}.{node.output[0]}{_NARROW}"
             before[narrow] = helper.make_node("Cast", [name], [narrow], to=own)
             node.input[index] = narrow
     after = []
@@ -230,6 +231,52 @@ def _between_casts(
             node.output[index] = f"{name}.narrow"
             after.append(helper.make_node("Cast", [node.output[index]], [name], to=mapping[own]))
     return [*before.values(), node, *after]
+
+
+_NARROW = ".narrow"
+
+
+def _is_narrow(name: str, wide: str) -> bool:
+    """Whether `_between_casts` has given this name to the narrow form of a value."""
+    return name.startswith(f"{wide}.") and name.endswith(_NARROW)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    """Float tensors that no caller can replace, by name."""
+    given = {value.name for value in graph.input}
+    found = {t.name: t for t in graph.initializer if t.data_type in FLOATS and t.name not in given}
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in FLOATS:
+                found[node.output[0]] = attribute.t
+    return found
+
+
+def _keep_constants(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
+    """Constants that were cast back for an op that keeps its dtype stay constants of that dtype: some kernels look at
+    them when the session is made, and MatMulNBits gives zeros for scales that come later."""
+    kept: dict[str, TensorProto] = {}
+
+    def visit(inner: onnx.GraphProto) -> None:
+        stays = []
+        for node in inner.node:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    visit(attribute.g)
+            stored = constants.get(node.input[0]) if node.op_type == "Cast" else None
+            if stored is not None and _is_narrow(node.output[0], node.input[0]):
+                kept[node.output[0]] = stored
+            else:
+                stays.append(node)
+        if len(stays) < len(inner.node):
+            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in stays]
+            del inner.node[:]
+            inner.node.extend(copies)
+
+    visit(graph)
+    for name, stored in kept.items():
+        graph.initializer.add().CopyFrom(stored)
+        graph.initializer[-1].name = name
 
 
 def value_types(proto: onnx.ModelProto) -> dict[str, int]:

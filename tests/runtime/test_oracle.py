@@ -90,3 +90,28 @@ def test_model_local_functions_are_inlined() -> None:
     )
     wide = oracle.runner(proto, "float32").run({"x": np.ones(3, np.float32)})
     assert wide["y"].tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("as_node", [False, True])
+def test_constants_of_ops_that_keep_their_dtype_stay_constants(as_node: bool) -> None:
+    """ONNX Runtime's MatMulNBits packs its scales when the session is made, and gives zeros if they come later."""
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (16, 1, 16), dtype=np.uint8)
+    scales = rng.uniform(0.1, 0.2, (16, 1)).astype(np.float32)
+    given = numpy_helper.from_array(scales, "s")
+    nodes = [helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=32, N=16, bits=4,
+                              block_size=32, accuracy_level=4)]  # fmt: skip
+    if as_node:
+        nodes.insert(0, helper.make_node("Constant", [], ["s"], value=given))
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [numpy_helper.from_array(packed, "q"), *([] if as_node else [given])],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    x = rng.standard_normal((3, 32))
+    found = oracle.runner(helper.make_model(graph, opset_imports=opsets, ir_version=9), "float64").run({"x": x})["y"]
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(16, 32).astype(np.float64)
+    np.testing.assert_allclose(found, x @ ((nibbles - 8) * scales).T, atol=0.1)
+    assert np.abs(found).max() > 1
