@@ -9,7 +9,7 @@ import click
 import onnx
 
 from onnxfuse.cli import counter, options, render, sizes
-from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, UsageError
+from onnxfuse.errors import EXIT_FINDINGS, EXIT_OK, ModelError, UsageError
 
 
 @click.command("bench")
@@ -86,12 +86,17 @@ def bench_command(
             def progress(done: int, total: int, number: int = number) -> None:
                 bar(number * total + done, len(cases) * total)
 
-            results.append(
-                bench.run_case(
-                    subjects, feeds, provider=provider, seconds=seconds, cuda_graph=cuda_graph, profile_runs=runs,
-                    tolerance=rtol, progress=progress,
-                )
-            )  # fmt: skip
+            try:
+                results.append(
+                    bench.run_case(
+                        subjects, feeds, provider=provider, seconds=seconds, cuda_graph=cuda_graph, profile_runs=runs,
+                        tolerance=rtol, progress=progress,
+                    )
+                )  # fmt: skip
+            except ModelError as error:
+                given = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in feeds.items())
+                hint = error.hint or f"the model was given {given}; --shapes gives other sizes, such as seq=16"
+                raise ModelError(error.message, where=error.where, hint=hint) from error
     machine = bench.describe_machine(provider)
     if as_json:
         found: dict[str, Any] = {"schema": 1, "models": list(models), "machine": machine}

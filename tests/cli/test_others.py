@@ -101,3 +101,9 @@ def test_doctor_says_what_is_missing(cli, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ONNXFUSE_LIBRARY", str(tmp_path / "no.so"))
     outcome = cli("doctor")
     assert outcome.code == 1 and "problem: the custom-op library was not found" in outcome.out
+
+
+def test_bench_says_which_sizes_the_model_refused(cli) -> None:
+    outcome = cli("bench", MODELS / "gpt2-past-dyn18-f32-sdpa.onnx", "--shapes", "seq=4000", "--quiet")
+    assert outcome.code == 2
+    assert "the model was given input_ids 1x" in outcome.err and "--shapes gives other sizes" in outcome.err
