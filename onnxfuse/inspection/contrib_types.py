@@ -14,9 +14,10 @@ _SAME_AS_FIRST = frozenset({
 
 
 def contrib_types(
-    op: str, inputs: Sequence[TensorType | None], attrs: Mapping[str, Any], outputs: int
+    op: str, inputs: Sequence[TensorType | None], attrs: Mapping[str, Any], outputs: int, tokens: int | None = None
 ) -> list[TensorType]:
-    """Types of the outputs; unknown for ops that are not listed here."""
+    """Types of the outputs; unknown for ops that are not listed here. `tokens` is the total_sequence_length of
+    GroupQueryAttention, cached tokens and new ones, where it is known."""
     first = inputs[0] if inputs and inputs[0] is not None else TensorType()
     result = [TensorType() for _ in range(outputs)]
     if op in _SAME_AS_FIRST:
@@ -28,7 +29,7 @@ def contrib_types(
     elif op in ("FusedMatMul", "MatMulNBits") and first.shape is not None:
         result[0] = TensorType(first.dtype, _product_shape(op, first.shape, inputs[1], attrs))
     elif op in ("MultiHeadAttention", "GroupQueryAttention", "Attention") and first.shape is not None:
-        _attention_types(op, inputs, attrs, result)
+        _attention_types(op, inputs, attrs, result, tokens)
     return result
 
 
@@ -46,7 +47,8 @@ def _product_shape(
 
 
 def _attention_types(
-    op: str, inputs: Sequence[TensorType | None], attrs: Mapping[str, Any], result: list[TensorType]
+    op: str, inputs: Sequence[TensorType | None], attrs: Mapping[str, Any], result: list[TensorType],
+    tokens: int | None,
 ) -> None:
     query = inputs[0]
     assert query is not None and query.shape is not None
@@ -69,7 +71,9 @@ def _attention_types(
     past = inputs[3] if len(inputs) > 3 else None
     if len(result) > 2 and past is not None and past.shape is not None and len(past.shape) == 4:
         old = past.shape[2]
-        total = old + length if isinstance(old, int) and isinstance(length, int) else None
+        total: Dim = old + length if isinstance(old, int) and isinstance(length, int) else None
+        if tokens is not None and isinstance(old, int):
+            total = max(old, tokens)  # a buffer with room for all of them keeps its size
         result[1] = result[2] = TensorType(past.dtype, (batch, key_heads, total, head))
 
 

@@ -183,7 +183,9 @@ class _Inference:
             return self._control_flow(node, attributes, sizes)
         if domain == "com.microsoft":
             plain = {name: onnx.helper.get_attribute_value(a) for name, a in attributes.items()}
-            return contrib_types(node.op_type, inputs, plain, len(node.output))
+            total = sizes.values.get(node.input[6]) if node.op_type == "GroupQueryAttention" else None
+            tokens = None if total is None else int(total.reshape(-1)[0])
+            return contrib_types(node.op_type, inputs, plain, len(node.output), tokens)
         if domain:
             return [TensorType() for _ in node.output]
         if self._evaluate(node, sizes):

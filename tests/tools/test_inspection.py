@@ -170,3 +170,20 @@ def test_all_sizes_of_the_corpus_are_known() -> None:
             if name and (sizes.types[name].shape is None or None in sizes.types[name].shape)
         ]  # fmt: skip
         assert not unknown, f"{path.name}: {unknown[:3]}"
+
+
+@pytest.mark.parametrize(("rows", "columns", "present"), [(512, 9, 512), (8, 9, 9), (0, 1, 1)])
+def test_a_cache_in_place_keeps_its_size(rows: int, columns: int, present: int) -> None:
+    """Keys and values of GroupQueryAttention lie in the buffer that is given, or in one that holds all tokens."""
+    model = parse("""
+<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (float[batch,1,16] q, float[batch,1,8] k, float[batch,1,8] v, float[batch,1,rows,8] past, int64[batch,total] mask,
+   int32[batch] last) => (float[batch,1,16] y, float[batch,1,n,8] pk, float[batch,1,n,8] pv)
+{
+  shape = Shape <start = 1, end = 2> (mask)
+  columns = Cast <to = 6> (shape)
+  y, pk, pv = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1> (q, k, v, past, past, last, columns)
+}
+""")
+    types = infer(model, bind(model, {}, {"batch": 2, "rows": rows, "total": columns})).types
+    assert types["pk"].shape == types["pv"].shape == (2, 1, present, 8)
