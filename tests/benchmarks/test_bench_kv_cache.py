@@ -26,7 +26,8 @@ def test_all_decoders_of_the_models_are_timed(tmp_path: Path) -> None:
     assert [row["model"] for row in rows] == ["gpt2-past-dyn18-f32-sdpa.onnx", "qwen2-past-dyn20-f16-eager.onnx"]
     for row in rows:
         times = [float(row[f"{form}_ms"]) for form in ("exported", "separate", "shared")]
-        assert min(times) > 0 and float(row["ratio"]) == pytest.approx(times[2] / times[1], abs=2e-3)
+        rounding = 1e-4 / min(times) + 1e-3  # of the times as they are written, and of the ratio
+        assert min(times) > 0 and float(row["ratio"]) == pytest.approx(times[2] / times[1], rel=rounding)
 
 
 def test_a_form_that_computes_something_else_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
