@@ -14,7 +14,6 @@ models of an earlier run. With `ONNXFUSE_TUNING` set the rows are called tuned. 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 import llama_rows
 import numpy as np
 from llama_rows import BASELINE, OURS, TUNED, WITHOUT, Row
+from result_rows import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILE_SECONDS = 40.0  # what a first torch.compile of the model takes
@@ -178,18 +178,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _head(options: argparse.Namespace, versions: Sequence[str]) -> Row:
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-        except OSError:
-            return "unknown"
-
     gpu, cuda, torch, runtime = versions
     return {
-        "date": datetime.date.today().isoformat(),
-        "commit": options.commit or output("git", "rev-parse", "--short", "HEAD"),
-        "gpu": gpu, "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cuda": cuda, "torch": torch, "onnxruntime": runtime, "layers": str(options.layers),
+        **provenance(options.commit, gpu), "cuda": cuda, "torch": torch, "onnxruntime": runtime,
+        "layers": str(options.layers),
     }  # fmt: skip
 
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import llama_rows
 import op_rows
 import op_verdict
+import result_rows
 import tune_model
 from op_rows import FAILED, NOT_RUN, Row, number
 
@@ -204,10 +204,7 @@ def page(text: str) -> str:
         ValueError: the page has no marks.
     """
     ops, models = op_rows.read(op_rows.RESULTS), llama_rows.read(llama_rows.RESULTS)
-    tuned: list[Row] = []
-    if tune_model.RESULTS.exists():
-        with tune_model.RESULTS.open(newline="", encoding="utf-8") as file:
-            tuned = list(csv.DictReader(file))
+    tuned = result_rows.read(tune_model.RESULTS, tune_model.FIELDS)
     new = BEGIN + measured(ops, models, tuned) + END
     replaced, count = re.subn(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: new, text, flags=re.DOTALL)
     if count != 1:

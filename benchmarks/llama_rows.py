@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
+
+import result_rows
+from result_rows import Row
 
 RESULTS = Path(__file__).resolve().parent / "results" / "llama.csv"
 FIELDS = (
@@ -26,8 +28,6 @@ ABLATIONS = {
 }
 """What is left out, one at a time, and the rules (by file name) that make it."""
 
-Row = dict[str, str]
-
 
 def rules_of(ablation: str, rules: Path) -> list[str]:
     """The ids of the built-in rules that an ablation switches off.
@@ -44,20 +44,11 @@ def rules_of(ablation: str, rules: Path) -> list[str]:
 
 def read(path: Path) -> list[Row]:
     """All rows; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: row.get(name) or "" for name in FIELDS} for row in csv.DictReader(file)]
+    return result_rows.read(path, FIELDS)
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    fresh = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
+    result_rows.append(path, FIELDS, rows)
 
 
 def latest(rows: Sequence[Row]) -> dict[int, dict[str, Row]]:

@@ -7,20 +7,18 @@ weights that are rotated, so that L2 does not hold them, and are timed in turns:
 from __future__ import annotations
 
 import ctypes
-import datetime
 import importlib.metadata
 import math
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one Triton kernel a call; a pool takes longer to start
 import torch
 from op_rows import FAILED
 from op_suites import Cell
+from result_rows import provenance
 
 from onnxfuse.errors import VerificationError
 from onnxfuse.runtime.kernels import CProblem, Kernels, Plan, Shape
@@ -264,14 +262,6 @@ def cublas_version() -> str:
 
 def machine(commit: str | None) -> dict[str, object]:
     """What a row says of the machine and the software."""
-
-    def output(*command: str) -> str:
-        try:
-            found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-            return found.stdout.strip().splitlines()[0]
-        except (OSError, subprocess.CalledProcessError, IndexError):
-            return "unknown"
-
     runtime = "unknown"
     for name in ("onnxruntime-gpu", "onnxruntime"):
         try:
@@ -280,10 +270,7 @@ def machine(commit: str | None) -> dict[str, object]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit or output("git", "rev-parse", "--short", "HEAD"),
-        "gpu": torch.cuda.get_device_name(),
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        **provenance(commit, torch.cuda.get_device_name()),
         "cuda": torch.version.cuda, "cublas": cublas_version(), "torch": torch.__version__, "onnxruntime": runtime,
         "copy_tb_s": copy_bandwidth(),
     }  # fmt: skip

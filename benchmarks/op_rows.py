@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import result_rows
 from op_suites import Cell
+from result_rows import Row
 
 RESULTS = Path(__file__).resolve().parent / "results" / "op_h200.csv"
 NOT_RUN = "not run"  # there was no time; an empty field means that there is no such thing
@@ -23,7 +25,6 @@ FIELDS = (
 `ratio` is the median over the rounds of us / cublas_us; `bandwidth_share` weight bytes per second over copy_tb_s."""
 
 PEERS = ("cublaslt_us", "compile_us", "eager_graph_us", "eager_us")
-Row = dict[str, str]
 
 
 def of_cell(cell: Cell, common: Mapping[str, object], measured: Mapping[str, object]) -> Row:
@@ -63,10 +64,7 @@ def number(text: str) -> float | None:
 
 def read(path: Path) -> list[Row]:
     """All rows; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: row.get(name) or "" for name in FIELDS} for row in csv.DictReader(file)]
+    return result_rows.read(path, FIELDS)
 
 
 def write(path: Path, rows: Iterable[Mapping[str, str]]) -> None:

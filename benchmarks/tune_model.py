@@ -9,8 +9,6 @@ it, in turns. Exits with 1 if tuning took longer than --limit or a shape became 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import os
 import statistics
 import subprocess
@@ -19,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import result_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from onnxfuse import tune
@@ -141,35 +141,19 @@ def _path() -> str:
 
 def append(path: Path, found: Sequence[Compared], seconds: float | None, commit: str | None) -> None:
     """Adds a row for each shape."""
-
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-        except OSError:
-            return "unknown"
-
     devices = gpu.devices()
     head = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit or output("git", "rev-parse", "--short", "HEAD"),
-        "gpu": devices[0].name if devices else "unknown",
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        **result_rows.provenance(commit, devices[0].name if devices else "unknown"),
         "tune_seconds": "" if seconds is None else f"{seconds:.1f}",
     }
-    fresh = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        for c in found:
-            s = c.shape
-            writer.writerow({
-                **head, "dtype": s.dtype, "rows": s.rows, "n": s.n, "k": s.k, "norm": s.norm,
-                "activation": s.activation, "gated": int(s.gated), "bias": int(s.bias), "residual": int(s.residual),
-                "plan": str(c.plan), "us": f"{c.us:.3f}", "default_plan": str(c.default),
-                "default_us": f"{c.default_us:.3f}", "ratio": f"{c.ratio:.3f}",
-            })  # fmt: skip
+    rows = [{
+        **head, "dtype": c.shape.dtype, "rows": str(c.shape.rows), "n": str(c.shape.n), "k": str(c.shape.k),
+        "norm": c.shape.norm, "activation": c.shape.activation, "gated": str(int(c.shape.gated)),
+        "bias": str(int(c.shape.bias)), "residual": str(int(c.shape.residual)), "plan": str(c.plan),
+        "us": f"{c.us:.3f}", "default_plan": str(c.default), "default_us": f"{c.default_us:.3f}",
+        "ratio": f"{c.ratio:.3f}",
+    } for c in found]  # fmt: skip
+    result_rows.append(path, FIELDS, rows)
 
 
 if __name__ == "__main__":
