@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device_attribute.h"
 #include "hopper_checks.h"
 #include "launch_attributes.h"
 #include "tensor_map.h"
@@ -129,12 +130,8 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   params.prefetch_weight = p.weight_is_constant;
   params.x_pointer = p.x;
   params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
-  int device = 0, sm_count = 0;
-  if (Status s = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
-  if (Status s = cuda_status(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),
-                             "cudaDeviceGetAttribute");
-      !s.ok())
-    return s;
+  int sm_count = 0;
+  if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
   return p.dtype == DType::kBFloat16 ? launch_tile_bfloat16(params, plan, sm_count, stream)
                                      : launch_tile_float16(params, plan, sm_count, stream);
 }

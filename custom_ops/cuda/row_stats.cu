@@ -1,6 +1,7 @@
 // Row statistics by a kernel of their own, for plans that do not take them inside the product.
 #include <algorithm>
 
+#include "device_attribute.h"
 #include "numeric.cuh"
 #include "row_stats.h"
 
@@ -74,12 +75,8 @@ __global__ __launch_bounds__(kRowStatsThreads, 65536 / kRowStatsRegisters) void 
 
 template <typename T>
 Status launch(const LinearProblem& p, void* stats, Overlap overlap, cudaStream_t stream) {
-  int device = 0, sm_count = 0;
-  if (Status s = cuda_status(cudaGetDevice(&device), "cudaGetDevice"); !s.ok()) return s;
-  if (Status s = cuda_status(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device),
-                             "cudaDeviceGetAttribute");
-      !s.ok())
-    return s;
+  int sm_count = 0;
+  if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
