@@ -35,11 +35,11 @@ struct TileCost {
   int variant, split;
   double per_k_block, epilogue, sums;
 };
-constexpr TileCost kPlainTiles[] = {{0, 1, 0.68, 3.0, -1.0}, {1, 1, 0.53, 2.2, -1.0}, {2, 1, 0.34, 1.3, 0.09},
-                                    {3, 1, 0.20, 1.0, 0.11}, {4, 2, 0.36, 1.8, 0.05}, {5, 4, 0.40, 2.2, 0.06},
-                                    {6, 2, 0.20, 1.3, 0.07}, {7, 4, 0.21, 1.7, 0.07}};
-constexpr TileCost kGatedTiles[] = {{8, 1, 0.68, 3.6, -1.0}, {9, 1, 0.60, 3.2, -1.0}, {10, 1, 0.53, 2.6, -1.0},
-                                    {11, 1, 0.34, 1.7, 0.09}, {12, 1, 0.20, 1.2, 0.11}};
+constexpr TileCost kTiles[] = {{0, 1, 0.68, 3.0, -1.0}, {1, 1, 0.53, 2.2, -1.0}, {2, 1, 0.34, 1.3, 0.09},
+                               {3, 1, 0.20, 1.0, 0.11}, {4, 2, 0.36, 1.8, 0.05}, {5, 4, 0.40, 2.2, 0.06},
+                               {6, 2, 0.20, 1.3, 0.07}, {7, 4, 0.21, 1.7, 0.07}, {8, 1, 0.68, 3.6, -1.0},
+                               {9, 1, 0.60, 3.2, -1.0}, {10, 1, 0.53, 2.6, -1.0}, {11, 1, 0.34, 1.7, 0.09},
+                               {12, 1, 0.20, 1.2, 0.11}};
 constexpr double kStart = 1.8, kSeparateSums = 1.8;
 
 // Whether the sums are better taken by a kernel before.
@@ -98,15 +98,14 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
   if (p.m <= 32) return stream_plan(p, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32, device);
   Plan best = stream_plan(p, p.m <= 64 && p.k <= 2048 ? 32 : 64, device);
   double best_time = stream_time(p, best, device);
-  for (const TileCost& cost : p.gated ? std::vector<TileCost>(std::begin(kGatedTiles), std::end(kGatedTiles))
-                                      : std::vector<TileCost>(std::begin(kPlainTiles), std::end(kPlainTiles))) {
-    if (cost.split > ceil_div(p.k, 64)) continue;
+  for (const TileCost& cost : kTiles) {
+    const HopperVariant& v = tile_variants()[cost.variant];
+    if (v.gated != (p.gated != 0) || cost.split > ceil_div(p.k, 64)) continue;
     const double time = tile_time(p, cost, separate_sums(p, cost), device);
     if (time >= best_time) continue;
     Plan plan;
     plan.path = Path::kTile;
     plan.variant = cost.variant;
-    const HopperVariant& v = tile_variants()[cost.variant];
     // Two CTAs share a weight tile where the loads of all would be too many for L2, unless that makes row tiles empty.
     const int64_t row_tiles = ceil_div(p.m, v.rows);
     const bool busy = row_tiles * ceil_div(p.packed_columns(), v.columns) * 4 >= int64_t{3} * device.sm_count;
@@ -124,8 +123,7 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
 double modelled_time(const LinearProblem& p, const Plan& plan, const Device& device) {
   if (plan.path == Path::kStream) return stream_time(p, plan, device);
   if (plan.path != Path::kTile) return -1.0;
-  for (const TileCost& cost : p.gated ? std::vector<TileCost>(std::begin(kGatedTiles), std::end(kGatedTiles))
-                                      : std::vector<TileCost>(std::begin(kPlainTiles), std::end(kPlainTiles)))
+  for (const TileCost& cost : kTiles)
     if (cost.variant == plan.variant) return tile_time(p, cost, p.norm != Norm::kNone && plan.row_stats != 0, device);
   return -1.0;
 }
