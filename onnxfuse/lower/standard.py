@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxfuse.graph import consts, view
-from onnxfuse.graph.ir import Constant, Node, Value
+from onnxfuse.graph import view
+from onnxfuse.graph.ir import Node, Value
 from onnxfuse.lower.attention import lower_attention
 from onnxfuse.lower.emit import Emitter, dtype_of, operand, rank_of, shape_of
 from onnxfuse.lower.kernels import MICROSOFT, KernelTable
@@ -162,7 +162,3 @@ def is_layer_norm(node: Node) -> bool:
     if node.op == "LayerNormalization":
         return True
     return view.domain(node) == "onnxfuse" and node.attrs.get("norm") == "layer"
-
-
-def is_constant_vector(value: Value | None) -> bool:
-    return isinstance(value, Constant) and len(consts.shape_of(value)) == 1
