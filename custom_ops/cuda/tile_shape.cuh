@@ -20,10 +20,10 @@ struct TileParams {
   const RowStats* stats;  // [m], or null: taken here if there is a norm
   int x_is_ready;         // when this kernel starts: Overlap::kReady
   void* y;                // [m, n]
-  int m, n, k;
+  int m, n, k, k_blocks;
   int stages, cluster_m, cluster_n;
   // Tiles are counted in units of the cluster's. They are walked in bands of `raster` rows of tiles, for L2.
-  int tiles, tile_rows, raster;
+  int tiles, tile_rows, raster, clusters;
   Divisor band, full_height, last_height;  // tiles of a band, its rows, the rows of the last band
   Divisor block;                           // columns of a gate block (n if not interleaved)
   uint64_t weight_hint;                    // for L2: read once if there is one band
@@ -40,21 +40,23 @@ struct TileShape {
   static constexpr int kTileM = 64 * kGroups;
   static constexpr int kOutN = kGated ? kTileN / 2 : kTileN;
   static constexpr int kThreads = 128 * (kGroups + 1);  // producer and gatherers, consumers
-  // Of a thread at launch. But for the largest tiles, as many are left as a block of the kernel takes that prepares the
-  // next norm's statistics: it is then there when this one ends.
-  static constexpr int kRegisters = (65536 - (kTileN > 192 ? 4096 : kRowStatsRegisters)) / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 32;
+  // Of a thread at launch. Of the small tiles two blocks fit, so that with few stages the next kernel's is there and has
+  // its weights when one ends. Beside the middle ones a block fits of the kernel that takes the next norm's statistics.
+  static constexpr int kLeftRegisters = kGroups == 1 ? 32768 : kTileN > 192 ? 0 : kRowStatsRegisters;
+  static constexpr int kRegisters = (65536 - kLeftRegisters) / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters =
       (kRegisters * kThreads - 128 * kProducerRegisters) / (128 * kGroups) / 8 * 8;
   static constexpr int kXBytes = kTileM * 128;
   static constexpr int kWeightBytes = kTileN * 128;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kBoxes = kTileM / 64 * (kOutN / 64);  // of the residual, 64 x 64 each
+  static constexpr int kBoxes = kTileM / 64 * ((kOutN + 63) / 64);  // of the residual, 64 x 64 each
   static constexpr int kBoxesPerStage = kStageBytes / 8192;
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
 
   static constexpr int kSliceN = kOutN / kSplit;              // columns that a CTA finishes
-  static constexpr int kChunk = kSliceN % 64 == 0 ? 64 : kSliceN % 32 == 0 ? 32 : 16;  // of which at a time
+  static constexpr bool kWide = kSliceN % 64 == 0 && !(kGated && kTileN > 192);  // else registers would be spilled
+  static constexpr int kChunk = kWide ? 64 : kSliceN % 32 == 0 ? 32 : 16;        // of which at a time
   static constexpr int kValues = kChunk / 2;                  // accumulators of a thread in a chunk
   static constexpr int kSums = kSliceN / 2;                   // accumulators of a thread in a slice
   static constexpr int kWarps = 4 * kGroups;                  // that consume

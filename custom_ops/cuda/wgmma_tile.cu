@@ -35,6 +35,7 @@ Status launch(TileParams params, const Plan& plan, int sm_count, cudaStream_t st
   params.full_height = Divisor(params.raster), params.last_height = Divisor(last > 0 ? last : params.raster);
   // A cluster that shares loads has two CTAs, the multiprocessors come in pairs. One that splits K has one tile.
   const int clusters = kSplit > 1 ? params.tiles : std::min(params.tiles, sm_count / ctas);
+  params.clusters = clusters, params.k_blocks = (params.k + 63) / 64;
   static std::atomic<uint64_t> allowed{0};
   return launch_cluster(tile_kernel<Element, kGroups, kTileN, kGated, kSplit>, &allowed,
                         dim3(static_cast<unsigned>(clusters * ctas)), Tile::kThreads, Tile::smem_bytes(params.stages),

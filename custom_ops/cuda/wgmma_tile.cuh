@@ -43,10 +43,9 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
   const bool multicast = kSplit == 1 && p.cluster_m + p.cluster_n > 2;
   const int rank = kSplit > 1 || multicast ? cluster_rank() : 0;
   const int rank_m = p.cluster_m > 1 ? rank : 0, rank_n = p.cluster_n > 1 ? rank : 0;
-  const int k_blocks = (p.k + 63) / 64;
-  const int k_begin = static_cast<int>(static_cast<int64_t>(k_blocks) * (kSplit > 1 ? rank : 0) / kSplit);
-  const int k_end = static_cast<int>(static_cast<int64_t>(k_blocks) * (kSplit > 1 ? rank + 1 : 1) / kSplit);
-  const int first_tile = cluster_id(), tile_step = cluster_count();
+  const int k_begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (kSplit > 1 ? rank : 0) / kSplit);
+  const int k_end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (kSplit > 1 ? rank + 1 : 1) / kSplit);
+  const int first_tile = blockIdx.x / (kSplit > 1 ? kSplit : 1 << multicast), tile_step = p.clusters;
   auto locate = [&](int tile, int& row0, int& column0) {
     const int band = p.band.divide(tile), first_m = band * p.raster;
     const int inside = tile - band * p.band.divisor;
@@ -148,7 +147,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
   if constexpr (kSplit > 1) cluster_arrive_relaxed();  // waited for before anything is sent
 
   if (warp < 4) {  // the producer warpgroup
-    if constexpr (kGroups == 2) lower_registers<Tile::kProducerRegisters>();
+    lower_registers<Tile::kProducerRegisters>();
     const auto advance = [&](int& stage, uint32_t& phase) {
       if (++stage == p.stages) stage = 0, phase ^= 1;
     };
@@ -248,7 +247,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     return;
   }
 
-  if constexpr (kGroups == 2) raise_registers<Tile::kConsumerRegisters>();
+  raise_registers<Tile::kConsumerRegisters>();
   const int group = warp / 4 - 1;
   auto release = [&](int stage) {
     __syncwarp();
@@ -468,13 +467,32 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     auto stored = [&](int i) {  // rows kRows apart differ in the swizzle only if there are fewer than eight between
       return (kRows % 8 ? unit_even ^ (kRows * i % 8 << 4) : unit_even) + i * kRows * 128;
     };
-    int column = column0 + slice0 + unit_column * 8;
-    const int row = row0 + warp_row + unit_row;
-    int64_t offset = static_cast<int64_t>(row) * p.n + column;
-    const int64_t offset_step = static_cast<int64_t>(kRows) * p.n;
+    const int row = row0 + warp_row + unit_row, rows_left = p.m - row;
+    int columns_left = p.n - (column0 + slice0 + unit_column * 8);
+    int64_t step = static_cast<int64_t>(kRows) * p.n * static_cast<int64_t>(sizeof(T));
+    asm volatile("" : "+l"(step));  // stays in registers: a parameter would be read again for every store
+    const int64_t offset = static_cast<int64_t>(row) * p.n + column0 + slice0 + unit_column * 8;
+    uint8_t* y = reinterpret_cast<uint8_t*>(static_cast<T*>(p.y) + offset);
     int residual_box = 0;  // residual stages already passed
+    // The results of a chunk are read back and leave while those of the next are computed.
+    constexpr int kChunks = Tile::kSliceN / kChunk;
+    static_assert(kSplit == 1 || kChunks == 1);  // else the residual is staged where results wait
 #pragma unroll 1
-    for (int chunk = 0; chunk < Tile::kSliceN / kChunk; ++chunk) {
+    for (int chunk = 0;; ++chunk) {
+      auto store_results = [&] {
+        uint4 results[kUnits];
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) results[i] = load_shared_16(stored(i));
+        uint8_t* at = y;
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i, at += step)
+          if (i * kRows < (columns_left > 0 ? rows_left : 0)) store_global_16(at, results[i]);
+        y += kChunk * sizeof(T), columns_left -= kChunk;
+      };
+      if (chunk == kChunks) {
+        store_results();
+        break;
+      }
       const int tile_column = slice0 + chunk * kChunk;
       const float* const column_bias = bias + tile_column + 2 * (lane % 4);
       // The accumulators from `first` on, normalised, with bias.
@@ -495,7 +513,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       };
       auto of_chunk = [&](auto half, float(&v)[Tile::kValues]) {
         constexpr int kHalf = decltype(half)::value;
-        for_each_index<Tile::kSliceN / Tile::kChunk>([&](auto c) {
+        for_each_index<kChunks>([&](auto c) {
           constexpr int kFirst = kHalf * (kTileN / 4) + decltype(c)::value * Tile::kValues;
           if (chunk != decltype(c)::value) return;
           if (p.norm == Norm::kLayer)
@@ -514,7 +532,6 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
         for (int j = 0; j < kValues; ++j) v[j] *= up[j];
       }
 
-      const int rows_left = column < p.n ? p.m - row : 0;
       if (!kGated && p.has_residual) {
         uint32_t box_rows;
         int box_unit = 0;
@@ -522,8 +539,9 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
 #pragma unroll
           for (int i = 0; i < kUnits; ++i) {
             uint4 r = make_uint4(0, 0, 0, 0);
-            if (i * kRows < rows_left)
-              r = load_global_16(static_cast<const T*>(p.residual_pointer) + offset + i * offset_step);
+            if (i * kRows < (columns_left > 0 ? rows_left : 0))
+              r = load_global_16(reinterpret_cast<const uint8_t*>(static_cast<const T*>(p.residual_pointer) + offset) +
+                                 i * step);
             store_shared_16(stored(i), r);
           }
           __syncwarp();
@@ -555,20 +573,14 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
         if constexpr (kSplit > 1) __syncwarp();
       }
 
+      if (chunk > 0) store_results();
+      __syncwarp();  // the results before have been read
 #pragma unroll
       for (int j = 0; j < kChunk / 8; j += 2)
         store_matrices((out + unit0) ^ (j << 4), Numeric<T>::pack(v[4 * j], v[4 * j + 1]),
                        Numeric<T>::pack(v[4 * j + 2], v[4 * j + 3]), Numeric<T>::pack(v[4 * j + 4], v[4 * j + 5]),
                        Numeric<T>::pack(v[4 * j + 6], v[4 * j + 7]));
       __syncwarp();
-      uint4 results[kUnits];
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) results[i] = load_shared_16(stored(i));
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i)
-        if (i * kRows < rows_left) store_global_16(static_cast<T*>(p.y) + offset + i * offset_step, results[i]);
-      __syncwarp();
-      column += kChunk, offset += kChunk;
     }
     barrier_arrive(gathered_empty + buffer * 8);
     if (kSplit == 1 && p.has_residual) {
