@@ -32,7 +32,7 @@ SHAPE = ("gated", "norm", "epilogue", "columns", "k", "bucket")
 HEAD = """\
     // Made by benchmarks/tuning_table.py from benchmarks/results/tuning_h200.json; do not edit.
     // architecture, gated, norm, epilogue, packed columns, K, M,
-    //   path, variant, stages, cluster m x n, raster, row_stats, lead
+    //   path, variant, stages, cluster m x n, raster, row_stats, lead, ahead
 """
 Entry = dict[str, Any]
 

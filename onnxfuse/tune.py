@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -103,26 +104,52 @@ def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
     """Plans worth timing: what cannot fit, and tiles far from the shape, are left out before anything runs."""
     found = [Plan("vendor")]
     packed = shape.n * (2 if shape.gated else 1)
+    if shape.rows <= 16:
+        rows = max(8, bucket(shape.rows))
+        found += _for_few_rows(packed, [v for v in variants if v.path == "stream" and v.rows == rows])
     for v in variants:
-        if v.path == "stream" and shape.rows <= 512:
-            fits = v.rows == max(8, bucket(shape.rows)) if shape.rows <= 32 else 32 <= v.rows <= 2 * shape.rows
+        if v.path == "stream" and v.split > 1 and 16 < shape.rows <= 512:
+            fits = v.rows == bucket(shape.rows) if shape.rows <= 32 else 32 <= v.rows <= 2 * shape.rows
             if not fits:
                 continue
             stats = (0, 1) if shape.norm != "none" and shape.rows >= 64 else (0,)
-            leads = (4, 8, 12) if shape.rows <= 16 else (3,)
             kilobytes = (50, 75, 110) if shape.rows <= 32 else (75, 110)
-            for split, size, lead, own in product((1, 2, 4, 8), kilobytes, leads, stats):
-                stages = min(v.max_stages, max(2, size * 1024 // ((v.rows + v.columns) * 128)))
-                found.append(Plan("stream", v.index, stages, split, 1, 8, own, lead))
+            for split, size, own in product((1, 2, 4, 8), kilobytes, stats):
+                found.append(Plan("stream", v.index, _stages(v, size), split, 1, 8, own, 3))
         if v.path == "tile" and shape.rows >= 32 and v.gated == shape.gated:
             waves = -(-shape.rows // v.rows) * -(-packed // v.columns) / MULTIPROCESSORS
             if v.rows > 2 * shape.rows or (v.rows * v.columns < 128 * 128 and waves > 8):
                 continue
             rasters = (4, 16) if shape.rows > 1024 else (8,)
             ways = [0] if shape.norm == "none" else [1, 2] if v.columns > 128 else [0, 1, 2]
-            for (cm, cn), raster, way in product(((1, 1), (2, 1), (1, 2)), rasters, ways):
-                found.append(Plan("tile", v.index, 0, cm, cn, raster, way))
+            stages = (0, 5) if v.rows == 64 else (0,)  # of small tiles a full ring's first loads hold each other up
+            for depth, (cm, cn), raster, way in product(stages, ((1, 1), (2, 1), (1, 2)), rasters, ways):
+                found.append(Plan("tile", v.index, depth, cm, cn, raster, way))
     return list(dict.fromkeys(found))
+
+
+def _for_few_rows(packed: int, variants: Sequence[Variant]) -> list[Plan]:
+    """Streaming plans that have about one CTA for each multiprocessor, by tiles that split K and by skinny ones."""
+
+    def distance(v: Variant, split: int) -> float:
+        return abs(math.log(-(-packed // v.columns) * split / MULTIPROCESSORS))
+
+    found = []
+    for v in (v for v in variants if v.split > 1):
+        splits = sorted((1, 2, 4, 8), key=lambda split: distance(v, split))[:2]
+        for split, size, lead in product(splits, (50, 75, 110), (4, 8, 12)):
+            found.append(Plan("stream", v.index, _stages(v, size), split, 1, 8, 0, lead))
+    skinny = sorted((v for v in variants if v.split == 1), key=lambda v: distance(v, 1))
+    fitting = [v for v in skinny if 100 <= -(-packed // v.columns) <= 140]
+    leads = (4, 8, 16, 32) if fitting else (8, 16)
+    for v, size, lead, ahead in product(fitting[:1] or skinny[:2], (70, 110), leads, (0, 8, 16)):
+        found.append(Plan("stream", v.index, _stages(v, size), 1, 1, 8, 0, lead, ahead))
+    return found
+
+
+def _stages(v: Variant, kilobytes: int) -> int:
+    """Of the streaming kernels' ring, in so much shared memory."""
+    return min(v.max_stages, max(2, kilobytes * 1024 // ((v.rows + v.columns) * 128)))
 
 
 def tune_shape(kernels: Kernels, shape: Shape, skip: Collection[tuple[str, int]] = ()) -> Tuned:

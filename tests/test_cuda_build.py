@@ -71,6 +71,8 @@ def test_everything_is_compiled() -> None:
     ("row_stats.cu", {"row_stats.cu"}),
     ("wgmma_stream.cuh", {"wgmma_stream.cu", "hopper_launch.cu"}),
     ("stream_variants.inc", {"wgmma_stream.cu", "hopper_launch.cu"}),
+    ("skinny.cuh", {"skinny.cu", "hopper_launch.cu"}),
+    ("skinny_variants.inc", {"skinny.cu", "hopper_launch.cu"}),
     ("wgmma_tile.cuh", {"wgmma_tile.cu", "hopper_launch.cu"}),
     ("tile_variants.inc", {"wgmma_tile.cu", "hopper_launch.cu"}),
     ("tuning_sm90.inc", {"tuning_table.cc"}),
@@ -120,9 +122,12 @@ def test_every_variant_has_stages_that_fit(path: int, name: str, least: int) -> 
     opened = built()
     if opened is None:
         pytest.skip("there is no library with CUDA kernels")
-    listed = re.findall(r"^VARIANT\((\d+),", (CUDA / f"{name}_variants.inc").read_text(), re.MULTILINE)
+    lists = ("stream", "skinny") if name == "stream" else (name,)
+    text = "\n".join((CUDA / f"{part}_variants.inc").read_text() for part in lists)
+    listed = re.findall(r"^VARIANT\((\d+),", text, re.MULTILINE)
+    assert [int(index) for index in listed] == list(range(len(listed)))
     stages = []
-    values = [ctypes.c_int() for _ in range(4)]
+    values = [ctypes.c_int() for _ in range(5)]
     while opened.onnxfuse_cuda_variant(path, len(stages), *map(ctypes.byref, values)) == 0:
         stages.append(values[3].value)
     if not stages:

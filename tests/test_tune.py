@@ -17,10 +17,11 @@ from onnxfuse.errors import ModelError, UsageError
 from onnxfuse.runtime.kernels import Plan, Shape, Variant
 
 VARIANTS = [
-    Variant("stream", 0, 8, 64, False, 24),
-    Variant("stream", 1, 64, 64, False, 11),
-    Variant("tile", 0, 128, 256, False, 4),
-    Variant("tile", 1, 128, 256, True, 4),
+    Variant("stream", 0, 8, 64, False, 24, 8),
+    Variant("stream", 10, 8, 16, False, 40, 1),
+    Variant("stream", 1, 64, 64, False, 11, 8),
+    Variant("tile", 0, 128, 256, False, 4, 1),
+    Variant("tile", 1, 128, 256, True, 4, 1),
 ]
 SLOW, FAST, WRONG = Plan(), Plan("stream", 0, 11, 2, 1, 8, 0, 8), Plan("stream", 0, 11, 4, 1, 8, 0, 8)
 
@@ -101,8 +102,21 @@ def test_candidates_fit_the_shape(rows: int) -> None:
         assert not variant.gated
         assert plan.stages <= variant.max_stages
         assert variant.rows <= max(8, 2 * rows)
+        if plan.path == "stream":
+            assert plan.cluster_m <= variant.split
+            assert plan.stages * (variant.rows + variant.columns) * 128 <= 110 * 1024
     own = {1: {"stream"}, 100: {"stream", "tile"}, 4096: {"tile"}}
     assert {plan.path for plan in plans} == own[rows] | {"vendor"}
+
+
+@pytest.mark.parametrize(("n", "columns"), ((2048, {16}), (4096, {32}), (6144, {48}), (1024, {16, 32}), (32000, {128})))
+def test_skinny_tiles_fill_the_multiprocessors(n: int, columns: set[int]) -> None:
+    """Where one of them gives a CTA to nearly every one it is tried alone, else the two nearest."""
+    variants = [Variant("stream", i, 8, 16 * slabs, False, 20, 1) for i, slabs in enumerate((1, 2, 3, 4, 6, 8))]
+    plans = [plan for plan in tune.candidates(Shape(1, n, 4096), variants) if plan.path == "stream"]
+    assert len(plans) <= 48
+    assert {variants[plan.variant].columns for plan in plans} >= columns
+    assert {plan.cluster_m for plan in plans} == {1}
 
 
 def test_the_fastest_right_plan_is_kept_and_a_run_resumes(

@@ -51,7 +51,8 @@ ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* pr
   *plan = onnxfuse::cuda::choose_plan(asked, onnxfuse::cuda::current_device());
 }
 
-ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages) {
+ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages,
+                                         int* split) {
 #ifdef ONNXFUSE_HOPPER
   using onnxfuse::cuda::Path;
   const auto& list = static_cast<Path>(path) == Path::kStream ? onnxfuse::cuda::stream_variants()
@@ -59,9 +60,10 @@ ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* co
   if (index < 0 || index >= static_cast<int>(list.size())) return 1;
   *rows = list[static_cast<size_t>(index)].rows, *columns = list[static_cast<size_t>(index)].columns;
   *gated = list[static_cast<size_t>(index)].gated, *max_stages = list[static_cast<size_t>(index)].max_stages;
+  *split = list[static_cast<size_t>(index)].split;
   return 0;
 #else
-  (void)path, (void)index, (void)rows, (void)columns, (void)gated, (void)max_stages;
+  (void)path, (void)index, (void)rows, (void)columns, (void)gated, (void)max_stages, (void)split;
   return 1;
 #endif
 }

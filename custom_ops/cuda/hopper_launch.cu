@@ -5,6 +5,7 @@
 #include "device_attribute.h"
 #include "hopper_checks.h"
 #include "launch_attributes.h"
+#include "skinny.cuh"
 #include "tensor_map.h"
 #include "wgmma_stream.cuh"
 #include "wgmma_tile.cuh"
@@ -13,6 +14,8 @@ namespace onnxfuse::cuda {
 
 Status launch_stream_float16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
 Status launch_stream_bfloat16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
+Status launch_skinny_float16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
+Status launch_skinny_bfloat16(const StreamParams&, const Plan&, int64_t m, int64_t n, cudaStream_t);
 Status launch_tile_float16(const TileParams&, const Plan&, int sm_count, cudaStream_t);
 Status launch_tile_bfloat16(const TileParams&, const Plan&, int sm_count, cudaStream_t);
 
@@ -40,8 +43,12 @@ constexpr int stages_that_fit() {
 const std::vector<HopperVariant>& stream_variants() {
   static const std::vector<HopperVariant> variants = {
 #define VARIANT(index, mma, groups, tile_x) \
-  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>(), 1},
+  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>(), 8, true},
 #include "stream_variants.inc"
+#undef VARIANT
+#define VARIANT(index, slabs, row_tiles) \
+  {8 * row_tiles, 16 * slabs, false, stages_that_fit<SkinnyTile<__half, slabs, row_tiles>>(), 1, true},
+#include "skinny_variants.inc"
 #undef VARIANT
   };
   return variants;
@@ -49,8 +56,9 @@ const std::vector<HopperVariant>& stream_variants() {
 
 const std::vector<HopperVariant>& tile_variants() {
   static const std::vector<HopperVariant> variants = {
-#define VARIANT(index, groups, tile_n, gated, split) \
-  {64 * groups, tile_n, gated, stages_that_fit<TileShape<__half, groups, tile_n, gated, split>>(), split},
+#define VARIANT(index, groups, tile_n, gated, split)                                                      \
+  {64 * groups, tile_n, gated, stages_that_fit<TileShape<__half, groups, tile_n, gated, split>>(), split, \
+   TileShape<__half, groups, tile_n, gated, split>::kOwnStats},
 #include "tile_variants.inc"
 #undef VARIANT
   };
@@ -63,6 +71,7 @@ std::string stream_refusal(const LinearProblem& p, const Plan& plan) {
   if (std::string why = hopper_refusal(p, v.columns / 2); !why.empty()) return why;
   const int split = plan.cluster_m;
   if (split != 1 && split != 2 && split != 4 && split != 8) return "K is split by 1, 2, 4 or 8";
+  if (split > v.split) return "the variant does not split K";
   if (split > (p.k + 63) / 64) return "K has fewer blocks than the split";
   const int tile_out = p.gated ? v.columns / 2 : v.columns;
   if (tile_out / split % 4) return "the split leaves less than four columns";
@@ -76,7 +85,9 @@ Status launch_stream(const LinearProblem& p, const Plan& plan, const void* row_s
   const HopperVariant& v = stream_variants()[plan.variant];
   StreamParams params = {};
   if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows); !s.ok()) return s;
-  if (Status s = encode_weight(&params.weight, p, v.columns / 2); !s.ok()) return s;
+  const bool skinny = v.split == 1;
+  const int box_rows = p.gated ? v.columns / 2 : v.columns;  // columns are loaded at once if they are adjacent
+  if (Status s = encode_weight(&params.weight, p, box_rows); !s.ok()) return s;
   params.x_pointer = p.x, params.bias = p.bias, params.residual = p.residual, params.colsum = p.colsum, params.y = p.y;
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
   params.stats = static_cast<const RowStats*>(row_stats);
@@ -85,10 +96,13 @@ Status launch_stream(const LinearProblem& p, const Plan& plan, const void* row_s
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
   params.gated = p.gated;
   params.prefetch_weight = p.weight_is_constant;
+  params.ahead = plan.ahead;
   params.trigger = plan.lead < 0 ? INT_MAX / 2 : plan.lead;
   params.norm = p.norm, params.activation = p.activation, params.epsilon = p.epsilon;
-  return p.dtype == DType::kBFloat16 ? launch_stream_bfloat16(params, plan, p.m, p.n, stream)
-                                     : launch_stream_float16(params, plan, p.m, p.n, stream);
+  const bool bfloat16 = p.dtype == DType::kBFloat16;
+  const auto launch = skinny ? bfloat16 ? launch_skinny_bfloat16 : launch_skinny_float16
+                             : bfloat16 ? launch_stream_bfloat16 : launch_stream_float16;
+  return launch(params, plan, p.m, p.n, stream);
 }
 
 std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
@@ -103,7 +117,7 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   if (plan.stages != 0 && plan.stages < 2) return "fewer than two stages";
   if (v.split > 1 && plan.cluster_m * plan.cluster_n > 1) return "the cluster splits K already";
   if (v.split > (p.k + 63) / 64) return "K has fewer blocks than the split";
-  if (p.norm != Norm::kNone && v.columns > 128 && plan.row_stats == 0)
+  if (p.norm != Norm::kNone && !v.takes_sums && plan.row_stats == 0)
     return "the tile leaves no registers for the statistics";
   if (plan.raster < 1) return "the raster is not positive";
   return {};

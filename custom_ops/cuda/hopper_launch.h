@@ -12,7 +12,8 @@ struct HopperVariant {
   int columns;  // packed weight columns in a tile
   bool gated;   // kTile only: the epilogue is compiled for one of the two ops
   int max_stages;
-  int split;  // kTile: CTAs of the cluster that share K
+  int split;        // CTAs of the cluster that share K; kStream: the most that can
+  bool takes_sums;  // kTile: of a norm's rows, itself
 };
 
 const std::vector<HopperVariant>& stream_variants();

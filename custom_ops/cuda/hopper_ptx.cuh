@@ -133,7 +133,30 @@ __device__ __forceinline__ void load_4d_multicast(uint32_t dst, const CUtensorMa
       "l"(&map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(ctas), "l"(hint)
       : "memory");
 }
+// Into L2 only.
+__device__ __forceinline__ void prefetch_4d(const CUtensorMap& map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0),
+               "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- copies of a thread's own, 16 or 8 bytes, that are under way until waited for ----
+__device__ __forceinline__ void copy_16(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+// Zeros if not `present`; the address must be readable all the same.
+__device__ __forceinline__ void copy_16_or_zeros(uint32_t dst, const void* src, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(present ? 16 : 0) : "memory");
+}
+// An arrival, expected like any other, when all copies of this thread so far have ended.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void copy_8(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- wgmma ----
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -167,6 +190,11 @@ __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t& a, uin
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                : "r"(address)
+               : "memory");
+}
+// Until this value is there; whatever follows is issued after the loads that it depends on have ended.
+__device__ __forceinline__ void wait_for_value(uint32_t value) {
+  asm volatile("{\n.reg .pred never;\nsetp.eq.u32 never, %0, 0x5f3759df;\n@never nanosleep.u32 0;\n}" ::"r"(value)
                : "memory");
 }
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {

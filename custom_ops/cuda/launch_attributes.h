@@ -26,22 +26,23 @@ Status allow_shared_memory(void (*kernel)(Params), std::atomic<uint64_t>* allowe
   return status;
 }
 
+// `cluster` CTAs along x share a cluster; 0: a kernel without clusters.
 template <typename Params>
 Status launch_cluster(void (*kernel)(Params), std::atomic<uint64_t>* allowed, dim3 grid, int threads, int smem,
                       int cluster, bool overlap, cudaStream_t stream, const Params& params) {
   if (Status status = allow_shared_memory(kernel, allowed); !status.ok()) return status;
   cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = overlap;
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = overlap;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = smem;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = cluster > 0 ? 2 : 1;
   return cuda_status(cudaLaunchKernelEx(&config, kernel, params), "launch");
 }
 

@@ -58,6 +58,7 @@ struct Plan {
   // lets it start when x is there, to be waited for in the epilogue only (2).
   int32_t row_stats = 0;
   int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start
+  int32_t ahead = 0;      // kStream: K blocks beyond the ring whose weights are fetched into L2 before x is there
   int32_t overlap = 1;    // 0: an ordinary launch, which waits for the preceding kernel
 };
 

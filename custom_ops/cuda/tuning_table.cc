@@ -15,13 +15,13 @@ using Key = std::tuple<int, int, int, int, int, int64_t, int64_t, int64_t>;
 struct Shipped {
   int architecture, gated, norm, epilogue;
   int64_t columns, k, bucket;
-  int path, variant, stages, cluster_m, cluster_n, raster, row_stats, lead;
+  int path, variant, stages, cluster_m, cluster_n, raster, row_stats, lead, ahead;
 };
 
 // Both 16-bit dtypes behave alike, so a shipped line holds for both.
 constexpr Shipped kShipped[] = {
 #include "tuning_sm90.inc"
-    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 8, 0, 0},
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 8, 0, 0, 0},
 };
 
 // Nothing but bias or residual, an activation that cuBLASLt has too, or another.
@@ -56,18 +56,19 @@ void read_tuning_file(const char* path, std::map<Key, Plan>* table) {
     if (end == std::string::npos) return;
     const std::string object = text.substr(at, end - at);
     at = end;
-    int64_t f[16];
-    const char* names[16] = {"architecture", "dtype",   "gated",  "norm",      "epilogue",  "columns", "k",         "bucket",
-                             "path",         "variant", "stages", "cluster_m", "cluster_n", "raster",  "row_stats", "lead"};
+    int64_t f[17];
+    const char* names[17] = {"architecture", "dtype",   "gated",  "norm",      "epilogue",  "columns", "k",         "bucket",
+                             "path",         "variant", "stages", "cluster_m", "cluster_n", "raster",  "row_stats", "lead",
+                             "ahead"};
     bool complete = true;
-    for (int i = 0; i < 16 && complete; ++i) complete = read_field(object, names[i], &f[i]);
+    for (int i = 0; i < 17 && complete; ++i) complete = read_field(object, names[i], &f[i]);
     if (!complete) continue;
     Plan plan;
     plan.path = static_cast<Path>(f[8]);
     plan.variant = static_cast<int32_t>(f[9]), plan.stages = static_cast<int32_t>(f[10]);
     plan.cluster_m = static_cast<int32_t>(f[11]), plan.cluster_n = static_cast<int32_t>(f[12]);
     plan.raster = static_cast<int32_t>(f[13]), plan.row_stats = static_cast<int32_t>(f[14]);
-    plan.lead = static_cast<int32_t>(f[15]);
+    plan.lead = static_cast<int32_t>(f[15]), plan.ahead = static_cast<int32_t>(f[16]);
     (*table)[Key(static_cast<int>(f[0]), static_cast<int>(f[1]), static_cast<int>(f[2]), static_cast<int>(f[3]),
                  static_cast<int>(f[4]), f[5], f[6], f[7])] = plan;
   }
@@ -80,7 +81,7 @@ std::map<Key, Plan> read_all() {
     Plan plan;
     plan.path = static_cast<Path>(s.path);
     plan.variant = s.variant, plan.stages = s.stages, plan.cluster_m = s.cluster_m, plan.cluster_n = s.cluster_n;
-    plan.raster = s.raster, plan.row_stats = s.row_stats, plan.lead = s.lead;
+    plan.raster = s.raster, plan.row_stats = s.row_stats, plan.lead = s.lead, plan.ahead = s.ahead;
     for (DType dtype : {DType::kFloat16, DType::kBFloat16})
       table[Key(s.architecture, static_cast<int>(dtype), s.gated, s.norm, s.epilogue, s.columns, s.k, s.bucket)] = plan;
   }

@@ -11,65 +11,18 @@
 
 #include "hopper_ptx.cuh"
 #include "numeric.cuh"
+#include "stream_params.cuh"
 #include "wgmma_shapes.cuh"
 
 namespace onnxfuse::cuda {
-
-struct StreamParams {
-  CUtensorMap x;       // [M, K], box 64 x kTileX
-  CUtensorMap weight;  // [blocks, 2 or 1, block, K]: gate and up halves are an own dimension
-  const void* x_pointer;
-  const void* bias;
-  const void* residual;
-  const float* colsum;
-  const RowStats* stats;  // [m], or null: computed here
-  void* y;
-  int m, n, k;  // n: columns of y
-  int64_t y_stride;
-  int block;           // columns of a gate block (n if not interleaved)
-  int stages;
-  int gated;
-  int prefetch_weight;
-  int trigger;  // K blocks before the last load at which the next kernel may start
-  Norm norm;
-  Activation activation;
-  float epsilon;
-};
-
-// Columns of the packed weight that hold gate column j and up column j.
-__device__ __forceinline__ int64_t gate_column(int j, int block, int gated) {
-  return gated ? static_cast<int64_t>(j / block) * 2 * block + j % block : j;
-}
-
-// Bias and column sums of four adjacent columns.
-template <typename T>
-struct QuadColumns {
-  float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-
-  __device__ void load(const void* bias_pointer, const float* colsum, int64_t packed) {
-    if (bias_pointer != nullptr) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const T*>(bias_pointer) + packed);
-      const float2 lo = Numeric<T>::unpack(raw.x), hi = Numeric<T>::unpack(raw.y);
-      bias[0] = lo.x, bias[1] = lo.y, bias[2] = hi.x, bias[3] = hi.y;
-    }
-    if (colsum != nullptr) {
-      const float4 raw = *reinterpret_cast<const float4*>(colsum + packed);
-      sums[0] = raw.x, sums[1] = raw.y, sums[2] = raw.z, sums[3] = raw.w;
-    }
-  }
-  __device__ void apply(float (&v)[4], const RowStats& row) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = fmaf(fmaf(-row.mean, sums[i], v[i]), row.scale, bias[i]);
-  }
-};
 
 template <typename T, int kMma, int kGroups, int kTileX>
 struct StreamTile {
   static constexpr int kTileW = 64 * kMma * kGroups;
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kStatWarps = kTileX > 32 ? kTileX / 32 : 1;
-  static constexpr int kThreads = kConsumers + 32 * (1 + kStatWarps);
+  static constexpr int kProducers = 2;  // warps: a load takes one thread longer than memory needs for it
+  static constexpr int kThreads = kConsumers + 32 * (kProducers + kStatWarps);
   static constexpr int kWeightBytes = kTileW * 128;
   static constexpr int kStageBytes = kWeightBytes + kTileX * 128;
   static constexpr int kMaxStages = 24;
@@ -127,48 +80,44 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   __syncthreads();
   cluster_arrive_relaxed();  // waited for before anything is sent to another CTA
 
-  if (warp == 4 * kGroups) {
+  const int producer = warp - 4 * kGroups;
+  const int c1 = column0 % p.block, c3 = column0 / p.block;
+  const int half_rows = Tile::kTileW / 2;
+  const int first = min(p.stages, k_count);  // loads that wait for no stage
+  if (producer >= 0 && producer < Tile::kProducers) {
     if (lane == 0) {
-      const int c1 = column0 % p.block, c3 = column0 / p.block;
-      const int half_rows = Tile::kTileW / 2;
       // Read once if there is one tile of x; else the other tiles find it in L2.
       const uint64_t hint = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
       auto load_weight = [&](int stage, int kb) {
         const uint32_t dst = base + stage * Tile::kStageBytes;
         const int k = (k_begin + kb) * 64;
-        if (p.gated) {
-          load_4d(dst, p.weight, full + stage * 8, k, c1, 0, c3, hint);
-          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, c1, 1, c3, hint);
-        } else {
-          load_4d(dst, p.weight, full + stage * 8, k, column0, 0, 0, hint);
-          load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, column0 + half_rows, 0, 0, hint);
-        }
+        load_4d(dst, p.weight, full + stage * 8, k, c1, 0, c3, hint);
+        if (p.gated) load_4d(dst + half_rows * 128, p.weight, full + stage * 8, k, c1, 1, c3, hint);
       };
       auto load_x = [&](int stage, int kb) {
         load_2d(base + stage * Tile::kStageBytes + Tile::kWeightBytes, p.x, full + stage * 8, (k_begin + kb) * 64,
                 row0, kEvictLast);
       };
-      const int first = min(p.stages, k_count);
       const int trigger = max(k_count - 1 - p.trigger, 0);
-      for (int s = 0; s < first; ++s) {
+      for (int s = producer; s < first; s += Tile::kProducers) {
         barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
         if (p.prefetch_weight) load_weight(s, s);
         if (s == trigger) allow_dependents();
       }
       wait_for_prerequisites();
-      for (int s = 0; s < first; ++s) {
+      for (int s = producer; s < first; s += Tile::kProducers) {
         if (!p.prefetch_weight) load_weight(s, s);
         load_x(s, s);
       }
-      int stage = 0;
       uint32_t phase = 0;
-      for (int kb = first; kb < k_count; ++kb) {
-        barrier_wait(empty + stage * 8, phase);
-        barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
-        load_weight(stage, kb);
-        load_x(stage, kb);
-        if (kb == trigger) allow_dependents();
-        if (++stage == p.stages) stage = 0, phase ^= 1;
+      for (int round = p.stages; round < k_count; round += p.stages, phase ^= 1) {
+        for (int stage = producer; stage < p.stages && round + stage < k_count; stage += Tile::kProducers) {
+          barrier_wait(empty + stage * 8, phase);
+          barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
+          load_weight(stage, round + stage);
+          load_x(stage, round + stage);
+          if (round + stage == trigger) allow_dependents();
+        }
       }
     }
     cluster_wait();
@@ -178,11 +127,11 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   }
   wait_for_prerequisites();
 
-  if (warp > 4 * kGroups) {  // the norm's sums: kParts threads share a row, or a thread takes kRows rows
+  if (producer >= Tile::kProducers) {  // the norm's sums: kParts threads share a row, or a thread takes kRows rows
     constexpr int kThreads = 32 * Tile::kStatWarps;
     constexpr int kParts = kTileX < kThreads ? kThreads / kTileX : 1;
     constexpr int kRows = kTileX > kThreads ? kTileX / kThreads : 1;
-    const int thread = threadIdx.x - Tile::kConsumers - 32;
+    const int thread = threadIdx.x - Tile::kConsumers - 32 * Tile::kProducers;
     const int first_row = thread % kTileX, part = thread / kTileX;
     float shift[kRows];
     RowSums sums[kRows];
@@ -219,6 +168,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
           add_stage(x, 8, BoolConstant<false>{});
         else
           add_stage(x, min(8, (p.k - (k_begin + kb) * 64) / 8), BoolConstant<true>{});
+        fence_async_proxy();  // the tile of x has been read
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + stage * 8);
         if (++stage == p.stages) stage = 0, phase ^= 1;

@@ -16,7 +16,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 NORMS = ("none", "rms", "layer")
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh")
 
-_PLAN_FIELDS = ("path", "variant", "stages", "cluster_m", "cluster_n", "raster", "row_stats", "lead", "overlap")
+_PLAN_FIELDS = ("path", "variant", "stages", "cluster_m", "cluster_n", "raster", "row_stats", "lead", "ahead",
+                "overlap")
 
 
 class CProblem(ctypes.Structure):
@@ -49,6 +50,7 @@ class Plan:
     raster: int = 8
     row_stats: int = 0
     lead: int = 0
+    ahead: int = 0
     overlap: int = 1
 
     def as_c(self) -> CPlan:
@@ -62,7 +64,7 @@ class Plan:
     def __str__(self) -> str:
         return (
             f"{self.path}{self.variant} stages {self.stages} cluster {self.cluster_m}x{self.cluster_n}"
-            f" raster {self.raster} stats {self.row_stats} lead {self.lead}"
+            f" raster {self.raster} stats {self.row_stats} lead {self.lead}+{self.ahead}"
         )
 
 
@@ -89,7 +91,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Variant:
-    """A tile of a family: rows of x, packed weight columns, and the most stages that fit its shared memory."""
+    """A tile of a family: rows of x, packed weight columns, and the most stages that fit its shared memory.
+
+    `split`: CTAs of a cluster that share K; of the path "stream" the most that can, 1 for its skinny tiles, which have
+    all of K and few columns.
+    """
 
     path: str
     index: int
@@ -97,6 +103,7 @@ class Variant:
     columns: int
     gated: bool
     max_stages: int
+    split: int
 
 
 class Kernels:
@@ -126,11 +133,11 @@ class Kernels:
         found = []
         for path in ("stream", "tile"):
             for index in range(1000):
-                values = [ctypes.c_int() for _ in range(4)]
+                values = [ctypes.c_int() for _ in range(5)]
                 if self._library.onnxfuse_cuda_variant(PATHS.index(path), index, *map(ctypes.byref, values)):
                     break
-                rows, columns, gated, stages = (v.value for v in values)
-                found.append(Variant(path, index, rows, columns, bool(gated), stages))
+                rows, columns, gated, stages, split = (v.value for v in values)
+                found.append(Variant(path, index, rows, columns, bool(gated), stages, split))
         return found
 
     def chosen(self, shape: Shape) -> Plan:

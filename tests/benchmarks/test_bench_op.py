@@ -28,7 +28,7 @@ class FakeKernels:
     architecture = 90
 
     def variants(self) -> list[Variant]:
-        return [Variant("stream", 0, 8, 64, False, 24)]
+        return [Variant("stream", 0, 8, 64, False, 24, 8)]
 
     def chosen(self, shape: Shape) -> Plan:
         return Plan()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def entry(dtype: int, bucket: int, us: float, **changes: int) -> dict[str, Any]:
-    plan = dict(zip(tune.PLAN, (2, 3, 5, 2, 1, 8, 0, 0), strict=True))
+    plan = dict(zip(tune.PLAN, (2, 3, 5, 2, 1, 8, 0, 0, 0), strict=True))
     return {"architecture": 90, "dtype": dtype, "gated": 0, "norm": 1, "epilogue": 0, "columns": 4096, "k": 1024,
             "bucket": bucket, **plan, "us": us, **changes}  # fmt: skip
 
@@ -38,8 +38,8 @@ def test_one_line_a_shape_for_both_dtypes() -> None:
                                                  entry(1, 32, 9.0, architecture=80)]}])  # fmt: skip
     lines = tuning_table.table(kept).splitlines()[3:]
     assert lines == [
-        "    {90, 0, 1, 0, 4096, 1024, 8,  2, 3, 5, 2, 1, 8, 0, 0},  // 1.50 us",
-        "    {90, 0, 1, 0, 4096, 1024, 16,  2, 3, 5, 2, 1, 8, 0, 4},  // 2.00 us",
+        "    {90, 0, 1, 0, 4096, 1024, 8,  2, 3, 5, 2, 1, 8, 0, 0, 0},  // 1.50 us",
+        "    {90, 0, 1, 0, 4096, 1024, 16,  2, 3, 5, 2, 1, 8, 0, 4, 0},  // 2.00 us",
     ]
 
 

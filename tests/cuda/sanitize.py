@@ -14,12 +14,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from onnxfuse.runtime.kernels import Kernels, Plan, Shape, Variant
 
-EXTENTS = ((5, 136, 200), (70, 264, 328))  # rows, columns, K: a single partial tile; several, with a K tail
+# Rows, columns, K: a single partial tile; several, with a K tail; a long K
+EXTENTS = ((5, 136, 200), (70, 264, 328), (20, 72, 1352))
+MANY_TILES = (2120, 2568, 200)  # several for each multiprocessor, some partial
 
 
 def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
     for v in variants:
+        if v.path == "stream" and shape.rows > 1000:
+            continue
         if v.path == "stream":
+            if v.split == 1:  # warps with nothing to do; several rounds of the ring with all warps
+                for stages in (3, 9):
+                    for row_stats in (0,) if shape.norm == "none" else (0, 1):
+                        yield Plan("stream", v.index, stages, row_stats=row_stats, ahead=2)
+                continue
             for split in (1, 2, 4):
                 yield Plan("stream", v.index, 3, split, row_stats=split % 2 if shape.norm != "none" else 0)
         elif v.gated == shape.gated:
@@ -32,7 +41,7 @@ def main() -> int:
     kernels = Kernels()
     variants = kernels.variants()
     checked = wrong = 0
-    for rows, n, k in EXTENTS:
+    for rows, n, k in (*EXTENTS, MANY_TILES):
         for norm, activation, gated in (("none", "none", False), ("rms", "silu", False), ("layer", "gelu", False),
                                         ("rms", "silu", True)):
             shape = Shape(rows, n, k, "float16", norm, activation, gated, bias=norm != "none",
