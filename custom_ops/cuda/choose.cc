@@ -88,7 +88,9 @@ Plan stream_plan(const LinearProblem& p, int rows, const Device& device) {
 double stream_time(const LinearProblem& p, const Plan& plan, const Device& device) {
   const HopperVariant& v = stream_variants()[plan.variant];
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * plan.cluster_m;
-  const double per_k_block = v.rows <= 32 ? 0.10 : 0.14;  // of one CTA, several to a multiprocessor
+  // Of one CTA, several to a multiprocessor. The sums of many rows take longer than the product.
+  const bool sums = p.norm != Norm::kNone && plan.row_stats == 0;
+  const double per_k_block = v.rows <= 32 ? 0.10 : sums ? 0.4 : 0.2;
   const int64_t waves = ceil_div(tiles, device.sm_count), k_blocks = ceil_div(ceil_div(p.k, 64), plan.cluster_m);
   const double compute = static_cast<double>(waves * k_blocks) * per_k_block;
   const double memory = static_cast<double>(p.packed_columns() * p.k * 2) / 4.0e6;
