@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -41,7 +42,8 @@ PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
 
 MULTIPROCESSORS = 132  # of a Hopper GPU, about; only what is far off for it is left out
 FINALISTS = 4
-WORTH_WHILE = 0.99  # of the time of the plan that is used anyway
+FINAL_ROUNDS = 5
+WORTH_WHILE = 0.98  # of the time of the plan that is used anyway
 SCAN_SECONDS, FINAL_SECONDS = 0.004, 0.02
 
 _INPUTS = {"Linear": ("x", "weight", "bias", "residual"), "GatedLinear": ("x", "weight", "bias")}
@@ -167,17 +169,22 @@ def tune_shape(kernels: Kernels, shape: Shape, skip: Collection[tuple[str, int]]
         scanned.sort(key=lambda item: item[0])
         finalists = [default, *(plan for _, plan in scanned[:FINALISTS] if plan != default)]
         times: dict[Plan, list[float]] = {plan: [] for plan in finalists}
-        for _ in range(3):  # interleaved: the clock of a hot GPU wanders
-            for plan in finalists:
+        # The clock of a hot GPU wanders by several percent: in turns, each first once, and compared within a round.
+        for first in range(FINAL_ROUNDS):
+            at = first % len(finalists)
+            for plan in (*finalists[at:], *finalists[:at]):
                 measured = bench.measure(plan, FINAL_SECONDS)
-                if measured is not None and measured[1] <= limit:
-                    times[plan].append(measured[0])
-    medians = {plan: sorted(values)[len(values) // 2] for plan, values in times.items() if values}
-    default_time = medians.get(default, float("inf"))
-    best = min(medians, key=lambda plan: medians[plan], default=default)
-    if medians.get(best, float("inf")) > WORTH_WHILE * default_time:
+                right = measured is not None and measured[1] <= limit
+                times[plan].append(measured[0] if measured is not None and right else math.inf)
+
+    def ratio(plan: Plan) -> float:
+        pairs = zip(times[plan], times[default], strict=True)
+        return statistics.median(a / b if b < math.inf else 0.0 if a < math.inf else 1.0 for a, b in pairs)
+
+    best = min(finalists, key=ratio)
+    if ratio(best) > WORTH_WHILE:
         best = default
-    return Tuned(shape, best, medians.get(best, default_time), default_time)
+    return Tuned(shape, best, statistics.median(times[best]), statistics.median(times[default]))
 
 
 def tune(

@@ -150,6 +150,22 @@ def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, mon
     assert {t.plan for t in tune.tune(model, tmp_path / "tuning.json", rows=(1,))} == {SLOW}
 
 
+@pytest.mark.parametrize(("other", "expected"), ((10.0, SLOW), (9.9, SLOW), (9.0, FAST)))
+def test_a_clock_that_falls_does_not_decide(
+    other: float, expected: Plan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Throttling(FakeKernels):
+        calls = 0
+
+        def measure(self, plan: Plan, seconds: float) -> tuple[float, float] | None:
+            type(self).calls += 1
+            return (other if plan == FAST else 10.0) * (1.0 + 0.01 * self.calls), 2e-4
+
+    monkeypatch.setattr(tune, "Kernels", Throttling)
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [FAST, SLOW])
+    assert tune.tune(model, tmp_path / "tuning.json", rows=(1,))[0].plan == expected
+
+
 def test_an_interrupted_run_loses_one_shape_at_most(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
