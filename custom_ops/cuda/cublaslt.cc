@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -80,12 +81,21 @@ int alignment(const CublasLtProduct& p) {
   return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
 }
 
+bool tf32_requested() {
+  static const bool requested = [] {
+    const char* const value = std::getenv("ONNXFUSE_TF32");
+    return value != nullptr && std::string(value) == "1";
+  }();
+  return requested;
+}
+
 // Descriptors of one call, freed with it.
 class Descriptors {
  public:
   explicit Descriptors(const CublasLtProduct& p) {
     const Library& l = library();
-    ok_ = l.desc_create(&desc, kCompute32F, CUDA_R_32F) == 0;
+    const bool rounded = p.input == CUDA_R_32F && tf32_requested();
+    ok_ = l.desc_create(&desc, rounded ? kCompute32FFastTF32 : kCompute32F, CUDA_R_32F) == 0;
     const int transposed = 1, plain = 0;
     ok_ = ok_ && l.desc_set(desc, kTransposeA, p.transpose_a ? &transposed : &plain, sizeof(int)) == 0;
     ok_ = ok_ && l.desc_set(desc, kTransposeB, &plain, sizeof(int)) == 0;

@@ -21,7 +21,7 @@ struct HeuristicResult {
   float waves;
   int reserved[4];
 };
-constexpr int kCompute32F = 68;
+constexpr int kCompute32F = 68, kCompute32FFastTF32 = 77;
 constexpr int kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8;  // descriptor attributes
 constexpr int kPreferenceWorkspace = 1;
 constexpr int kEpilogueDefault = 1, kEpilogueBias = 4, kEpilogueGelu = 32, kEpilogueGeluBias = 36;
@@ -43,7 +43,8 @@ constexpr int64_t kCublasLtWorkspace = int64_t{32} << 20;
 
 bool cublaslt_available();
 
-// Enqueues the product; an empty string is success. `workspace` has kCublasLtWorkspace bytes.
+// Float32 products are exact unless ONNXFUSE_TF32=1 asks for the tensor cores, which round their operands to TF32 (10 bits
+// of mantissa). Enqueues the product; an empty string is success. `workspace` has kCublasLtWorkspace bytes.
 std::string cublaslt_multiply(const CublasLtProduct& product, void* workspace, cudaStream_t stream);
 
 }  // namespace onnxfuse::cuda

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,21 @@ def test_odd_sizes_and_layouts(name: str, dtype: str, norm: str, layout: str) ->
 def test_interleaved_gates(interleave: int, dtype: str) -> None:
     attrs = {"norm": "rms", "interleave": interleave}
     check(GpuCase("GatedLinear", dtype, 320, 384, attrs), (1, 16, 64, 200))
+
+
+@pytest.mark.parametrize("requested", ("0", "1"))
+def test_tf32_only_on_request(requested: str) -> None:
+    """In a process of its own: the library reads the variable once."""
+    program = (
+        "from tests.cuda.gpu_case import GpuCase; from tests.ops.cases import relative_error\n"
+        "case = GpuCase('Linear', 'float32', 1024, 512, {})\n"
+        "inputs = case.inputs(256)\n"
+        "print(relative_error(case.session().run(None, case.feeds(inputs))[0], case.reference(inputs)))"
+    )
+    environment = {**os.environ, "ONNXFUSE_TF32": requested, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    error = float(done.stdout.split()[-1])
+    assert LIMIT["float32"] < error < 2e-3 if requested == "1" else error <= LIMIT["float32"]
 
 
 @pytest.mark.parametrize("norm", ("none", "rms", "layer"))
