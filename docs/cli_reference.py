@@ -18,8 +18,8 @@ codes: 0 fine, 1 findings, 2 usage, bad input or a broken installation ([errors]
 Shell completion: `eval "$(_ONNXFUSE_COMPLETE=bash_source onnxfuse)"` (or `zsh_source`, `fish_source`).
 
 Environment: `ONNXFUSE_LIBRARY` names another build of the custom-op library, `ONNXFUSE_TRACEBACK=1` shows where a
-defect happened, `XDG_CACHE_HOME` moves the cache of answers about ONNX Runtime's kernels, `ONNXFUSE_TUNING` names a file
-of `onnxfuse tune`, `ONNXFUSE_TF32=1` lets the CUDA kernels round float32 products to TF32.
+defect happened, `XDG_CACHE_HOME` moves the cache of answers about ONNX Runtime's kernels, `ONNXFUSE_TUNING` names a
+file of `onnxfuse tune`, `ONNXFUSE_TF32=1` lets the CUDA kernels round float32 products to TF32.
 
 <!-- made by docs/cli_reference.py; do not edit -->
 """

@@ -42,7 +42,7 @@ PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
 
 MULTIPROCESSORS = 132  # of a Hopper GPU, about; only what is far off for it is left out
 FINALISTS = 4
-FINAL_ROUNDS = 5
+FINAL_ROUNDS = 6  # even: each of two finalists is first as often as the other
 WORTH_WHILE = 0.98  # of the time of the plan that is used anyway
 SCAN_SECONDS, FINAL_SECONDS = 0.004, 0.02
 
@@ -177,12 +177,16 @@ def tune_shape(kernels: Kernels, shape: Shape, skip: Collection[tuple[str, int]]
                 right = measured is not None and measured[1] <= limit
                 times[plan].append(measured[0] if measured is not None and right else math.inf)
 
-    def ratio(plan: Plan) -> float:
-        pairs = zip(times[plan], times[default], strict=True)
-        return statistics.median(a / b if b < math.inf else 0.0 if a < math.inf else 1.0 for a, b in pairs)
+    default_works = math.inf not in times[default]
 
-    best = min(finalists, key=ratio)
-    if ratio(best) > WORTH_WHILE:
+    def score(plan: Plan) -> float:  # of its time the part of the default's; of a plan that failed once infinite
+        if math.inf in times[plan]:
+            return math.inf
+        pairs = zip(times[plan], times[default], strict=True)
+        return statistics.median(a / b for a, b in pairs) if default_works else statistics.median(times[plan])
+
+    best = min(finalists, key=score)
+    if default_works and score(best) > WORTH_WHILE:
         best = default
     return Tuned(shape, best, statistics.median(times[best]), statistics.median(times[default]))
 
@@ -231,9 +235,12 @@ def tune_shapes(
         tuned = tune_shape(kernels, shape, skip)
         plan = {**asdict(tuned.plan), "path": PATHS.index(tuned.plan.path)}
         del plan["overlap"]
-        times = {"us": round(tuned.microseconds, 3), "default_us": round(tuned.default_microseconds, 3)}
-        entries.append({**key, **plan, **times})
-        _write(destination, {**header, "entries": entries})
+        if tuned.microseconds < math.inf:  # else nothing works, which is nothing to keep
+            known = tuned.default_microseconds < math.inf
+            default_us = round(tuned.default_microseconds, 3) if known else None
+            times = {"us": round(tuned.microseconds, 3), "default_us": default_us}
+            entries.append({**key, **plan, **times})
+            _write(destination, {**header, "entries": entries})
         results.append(tuned)
         if report is not None:
             report(tuned)

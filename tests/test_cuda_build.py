@@ -71,6 +71,7 @@ def test_everything_is_compiled() -> None:
     ("row_stats.cu", {"row_stats.cu"}),
     ("wgmma_stream.cuh", {"wgmma_stream.cu", "hopper_launch.cu"}),
     ("stream_variants.inc", {"wgmma_stream.cu", "hopper_launch.cu"}),
+    ("stream_params.cuh", {"skinny.cu", "wgmma_stream.cu", "hopper_launch.cu"}),
     ("skinny.cuh", {"skinny.cu", "hopper_launch.cu"}),
     ("skinny_variants.inc", {"skinny.cu", "hopper_launch.cu"}),
     ("wgmma_tile.cuh", {"wgmma_tile.cu", "hopper_launch.cu"}),

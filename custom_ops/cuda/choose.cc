@@ -41,7 +41,8 @@ constexpr TileCost kTiles[] = {{0, 1, 0.68, 3.0, -1.0}, {1, 1, 0.53, 2.2, -1.0},
                                {9, 1, 0.60, 3.2, -1.0}, {10, 1, 0.53, 2.6, -1.0}, {11, 1, 0.34, 1.7, 0.09},
                                {12, 1, 0.20, 1.2, 0.11}, {13, 1, 0.27, 1.1, 0.09}, {14, 1, 0.13, 0.8, 0.11}};
 constexpr double kStart = 1.8, kSeparateSums = 1.8;
-constexpr double kClearlyFaster = 0.9;  // modelled time over that of a measured plan, to be preferred to it
+// To be preferred to a measured plan: its part of that plan's modelled time, and the microseconds that are gained.
+constexpr double kClearlyFaster = 0.9, kWorthWhile = 1.0;
 
 // Whether the sums are better taken by a kernel before.
 bool separate_sums(const LinearProblem& p, const TileCost& cost) {
@@ -63,10 +64,32 @@ double tile_time(const LinearProblem& p, const TileCost& cost, bool separate, co
   return std::max(compute, memory) + kStart + (separate ? kSeparateSums : 0.0);
 }
 
+// The skinny variant that gives a CTA to nearly every multiprocessor; false if there is none or it cannot run.
+bool skinny_plan(const LinearProblem& p, int rows, const Device& device, Plan* plan) {
+  int64_t slabs = ceil_div(p.packed_columns(), int64_t{16} * device.sm_count);
+  if (p.gated && slabs % 2) ++slabs;  // halves of 8 or 24 columns seldom fit interleaved blocks
+  const std::vector<HopperVariant>& variants = stream_variants();
+  for (size_t i = 0; i < variants.size(); ++i) {
+    const HopperVariant& v = variants[i];
+    if (v.split != 1 || v.rows != rows || v.columns != 16 * slabs) continue;
+    *plan = Plan();
+    plan->path = Path::kStream;
+    plan->variant = static_cast<int32_t>(i);
+    const int64_t fitting = 110 * 1024 / ((v.rows + v.columns) * 128), k_blocks = ceil_div(p.k, 64);
+    plan->stages = static_cast<int32_t>(
+        std::max<int64_t>(2, std::min<int64_t>({fitting, v.max_stages, k_blocks})));
+    plan->lead = 16, plan->ahead = 8;
+    return stream_refusal(p, *plan).empty();
+  }
+  return false;
+}
+
 // Narrow tiles of x: enough CTAs to ask for the whole memory bandwidth, and of each about as much shared memory as
 // lets the next kernel's first loads run beside this one's end.
 Plan stream_plan(const LinearProblem& p, int rows, const Device& device) {
   Plan plan;
+  if (rows <= 16 && skinny_plan(p, rows, device, &plan)) return plan;
+  plan = Plan();
   plan.path = Path::kStream;
   plan.variant = rows == 8 ? 0 : rows == 16 ? 2 : rows == 32 ? 4 : 6;
   const HopperVariant& v = stream_variants()[plan.variant];
@@ -90,7 +113,7 @@ double stream_time(const LinearProblem& p, const Plan& plan, const Device& devic
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * plan.cluster_m;
   // Of one CTA, several to a multiprocessor. The sums of many rows take longer than the product.
   const bool sums = p.norm != Norm::kNone && plan.row_stats == 0;
-  const double per_k_block = v.rows <= 32 ? 0.10 : sums ? 0.4 : 0.2;
+  const double per_k_block = v.split == 1 ? 0.10 * v.columns / 64 : v.rows <= 32 ? 0.10 : sums ? 0.4 : 0.2;
   const int64_t waves = ceil_div(tiles, device.sm_count), k_blocks = ceil_div(ceil_div(p.k, 64), plan.cluster_m);
   const double compute = static_cast<double>(waves * k_blocks) * per_k_block;
   const double memory = static_cast<double>(p.packed_columns() * p.k * 2) / 4.0e6;
@@ -147,10 +170,13 @@ bool tuned_plan(const LinearProblem& p, const Device& device, Plan* plan) {
   double best = above ? modelled_time(p, *plan, device) : -1.0;
   const double time = modelled_time(p, below, device);
   if (!above || (time >= 0.0 && best >= 0.0 && time < best)) *plan = below, best = time;
-  // A tile may suit both neighbours and leave most of the last wave empty here.
+  // A tile may suit both neighbours and leave most of the last wave empty here. The model can tell tiles from one another,
+  // not tiles from streams: it errs by more than they differ.
+  if (p.m <= 64 || plan->path != Path::kTile) return true;
   const Plan modelled = hopper_plan(p, device);
+  if (modelled.path != Path::kTile || !refusal(p, modelled).empty()) return true;
   const double other = modelled_time(p, modelled, device);
-  if (best >= 0.0 && other >= 0.0 && other < kClearlyFaster * best && refusal(p, modelled).empty()) *plan = modelled;
+  if (other < kClearlyFaster * best && other + kWorthWhile < best) *plan = modelled;
   return true;
 #else
   return above;

@@ -43,8 +43,8 @@ constexpr int64_t kCublasLtWorkspace = int64_t{32} << 20;
 
 bool cublaslt_available();
 
-// Float32 products are exact unless ONNXFUSE_TF32=1 asks for the tensor cores, which round their operands to TF32 (10 bits
-// of mantissa). Enqueues the product; an empty string is success. `workspace` has kCublasLtWorkspace bytes.
+// Enqueues the product; an empty string is success. `workspace` has kCublasLtWorkspace bytes.
+// Float32 products are exact unless ONNXFUSE_TF32=1 lets the tensor cores round their operands to 10 bits of mantissa.
 std::string cublaslt_multiply(const CublasLtProduct& product, void* workspace, cudaStream_t stream);
 
 }  // namespace onnxfuse::cuda

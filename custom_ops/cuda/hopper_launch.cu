@@ -84,8 +84,10 @@ Status launch_stream(const LinearProblem& p, const Plan& plan, const void* row_s
   if (std::string why = stream_refusal(p, plan); !why.empty()) return {why};
   const HopperVariant& v = stream_variants()[plan.variant];
   StreamParams params = {};
-  if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows); !s.ok()) return s;
   const bool skinny = v.split == 1;
+  if (!skinny) {
+    if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows); !s.ok()) return s;
+  }
   const int box_rows = p.gated ? v.columns / 2 : v.columns;  // columns are loaded at once if they are adjacent
   if (Status s = encode_weight(&params.weight, p, box_rows); !s.ok()) return s;
   params.x_pointer = p.x, params.bias = p.bias, params.residual = p.residual, params.colsum = p.colsum, params.y = p.y;

@@ -60,8 +60,8 @@ __device__ __forceinline__ float fast_reciprocal(float v) {
 }
 
 // v[i] / (1 + 2^exponent(v[i])) = v[i] sigmoid(-ln 2 exponent); -inf gives NaN as x * sigmoid(x) does. The unit for
-// reciprocals takes eight cycles a warp, so four values share one: 1 / a = b c d / (a b c d). Where the product
-// overflows, each takes its own.
+// reciprocals takes eight cycles a warp, so four values share one: 1 / a = b c d / (a b c d). Where a product overflows,
+// each of a group takes its own.
 template <int kCount, typename F>
 __device__ __forceinline__ void times_sigmoid(float (&v)[kCount], F exponent) {
   if constexpr (kCount % 4 != 0) {

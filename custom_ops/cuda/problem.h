@@ -42,7 +42,7 @@ struct LinearProblem {
 // The kernel families; a Plan names one variant of one family and its run-time knobs.
 enum class Path : int32_t {
   kGeneric = 0,  // mma.sync or FFMA tiles with predicated loads: any shape, any architecture
-  kStream = 1,   // sm_90a, weights as the 64-row wgmma operand, split over K inside a cluster: few rows
+  kStream = 1,   // sm_90a, few rows: weights as the 64-row wgmma operand, K split inside a cluster; or skinny, no cluster
   kTile = 2,     // sm_90a, persistent warp-specialised tiles with TMA multicast: many rows
   kVendor = 3,   // cuBLASLt, then one kernel for what it cannot fuse
 };
@@ -57,8 +57,8 @@ struct Plan {
   // The norm's statistics: 0, from the product's own kernel; from one before it, which starts beside it (1), or (kTile)
   // lets it start when x is there, to be waited for in the epilogue only (2).
   int32_t row_stats = 0;
-  int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start
-  int32_t ahead = 0;      // kStream: K blocks beyond the ring whose weights are fetched into L2 before x is there
+  int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start; negative: at once
+  int32_t ahead = 0;      // kStream, skinny: K blocks beyond the ring whose weights are fetched into L2 before x is there
   int32_t overlap = 1;    // 0: an ordinary launch, which waits for the preceding kernel
 };
 

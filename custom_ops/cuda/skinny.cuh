@@ -99,7 +99,7 @@ __global__ __launch_bounds__(SkinnyTile<T, kSlabs, kRowTiles>::kThreads, 2) void
     if (lane == 0) {
       if (p.prefetch_weight) {
         // Memory must have something to do until x is there: what comes after the ring goes to L2.
-        const int last = min(first + p.ahead, k_blocks);
+        const int last = first + min(p.ahead, k_blocks - first);
 #pragma unroll 1
         for (int kb = first + producer; kb < last; kb += Tile::kProducers) {
           prefetch_4d(p.weight, kb * 64, c1, 0, c3);

@@ -27,6 +27,7 @@ RECORDS = [r for r in json.loads((CORPUS / "manifest.json").read_text())["models
            if any("past" in value["name"] for value in r["inputs"])]
 NAMES = {"ids": lambda r: r["file"].removesuffix(".onnx")}
 TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
+INTEGER_TOLERANCE = 3e-2  # roundings of activations to eight bits, which depend on the order of sums
 ROWS = 24
 
 
@@ -124,7 +125,8 @@ def test_the_same_is_generated(record: dict[str, Any], course: str) -> None:
         kept = mask[:, mask.shape[1] - new :].astype(bool)
         assert got.shape == wanted.shape and got.dtype == wanted.dtype
         difference = np.abs(got[kept].astype(np.float64) - wanted[kept]).max() / np.abs(wanted[kept]).max()
-        assert difference <= TOLERANCE[record["dtype"]], f"{course}, run {number}"
+        limit = INTEGER_TOLERANCE if "int" in record["file"] else TOLERANCE[record["dtype"]]
+        assert difference <= limit, f"{course}, run {number}"
 
 
 @pytest.mark.parametrize("record", RECORDS, **NAMES)

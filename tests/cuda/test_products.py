@@ -13,7 +13,7 @@ import pytest
 from onnxfuse.ops.activations import ACTIVATIONS
 from onnxfuse.ops.norms import NORMS
 from tests.cuda.gpu_case import LIMIT, GpuCase
-from tests.ops.cases import relative_error
+from tests.ops.cases import one_node_model, relative_error
 
 DTYPES = ("float32", "float16", "bfloat16")
 OPS = ("Linear", "GatedLinear")
@@ -57,11 +57,36 @@ def test_interleaved_gates(interleave: int, dtype: str) -> None:
     check(GpuCase("GatedLinear", dtype, 320, 384, attrs), (1, 16, 64, 200))
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+@pytest.mark.parametrize("name", OPS)
+def test_weights_that_are_no_constants(name: str, dtype: str, norm: str) -> None:
+    """They are not read before the preceding kernel has ended."""
+    attrs = {"norm": norm, "activation": "silu"}
+    check(GpuCase(name, dtype, 264, 136, attrs, residual=name == "Linear", constant=False), (1, 17, 130, 300))
+
+
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh", "quick_gelu"))
+@pytest.mark.parametrize("rows", (1, 16, 300))
+def test_infinities_stay_in_their_columns(rows: int, activation: str) -> None:
+    """Four values share a reciprocal: none may see another's infinity."""
+    case = GpuCase("Linear", "float16", 264, 136, {"activation": activation})
+    assert case.bias is not None
+    case.weight[:] = 0
+    case.bias[:] = np.resize(np.array([-np.inf, np.inf, -100.0, 1.0, -20.0], np.float16), 136)
+    case.model = one_node_model(case.op, case.inputs(2), case.attrs, constants=case.constants,
+                                shapes={"x": ["rows", 264], "residual": ["rows", 136]})
+    found = case.session().run(None, case.feeds(case.inputs(rows)))[0]
+    assert np.isnan(found[:, 0::5]).all() and (found[:, 1::5] == np.inf).all()
+    assert np.isfinite(found[:, 2::5]).all() and np.isfinite(found[:, 3::5]).all() and np.isfinite(found[:, 4::5]).all()
+    np.testing.assert_allclose(found[:, 3::5], found[0, 3], rtol=1e-3)
+
+
 @pytest.mark.parametrize("requested", ("0", "1"))
 def test_tf32_only_on_request(requested: str) -> None:
     """In a process of its own: the library reads the variable once."""
     program = (
-        "from tests.cuda.gpu_case import GpuCase; from tests.ops.cases import relative_error\n"
+        "from tests.cuda.gpu_case import GpuCase; from tests.ops.cases import one_node_model, relative_error\n"
         "case = GpuCase('Linear', 'float32', 1024, 512, {})\n"
         "inputs = case.inputs(256)\n"
         "print(relative_error(case.session().run(None, case.feeds(inputs))[0], case.reference(inputs)))"

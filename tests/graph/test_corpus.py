@@ -71,7 +71,10 @@ def test_canonical_models_compute_the_same(path: Path, tmp_path: Path) -> None:
         return
     running = session(written)
     names = [o.name for o in running.get_outputs()]
-    for feeds, expected in _sets(path):
+    # Integer products depend on the instruction set: what was stored is of another machine.
+    here = session(onnx.load(path)) if "int" in path.stem else None
+    for feeds, stored in _sets(path):
+        expected = dict(zip(names, here.run(None, feeds), strict=True)) if here else stored
         for name, found in zip(names, running.run(None, feeds), strict=True):
             want = expected[name]
             assert found.shape == want.shape
