@@ -9,9 +9,6 @@
 // lets it start when x is there and is waited for in the epilogue. Or, for small tiles, x goes to wgmma through
 // registers (ldmatrix) and its sums are taken on the way, which costs less than another kernel if K is short.
 //
-// Shared memory is the limit of all tiles but the largest: per K block and CTA, 128 bytes a cycle for (2 kTileM + (1 +
-// kTileM / 64) kTileN) rows of 128 bytes, against kTileM kTileN / 32 cycles of wgmma.
-//
 // kSplit > 1: the CTAs of a cluster split K. Each sends its partial sums to the one that finishes those columns, which
 // adds them to its own, always in the same order.
 #pragma once
