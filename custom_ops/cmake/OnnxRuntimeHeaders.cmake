@@ -18,7 +18,7 @@ if(NOT ONNXFUSE_ORT_INCLUDE)
   if(NOT ONNXFUSE_ORT_INCLUDE)
     message(FATAL_ERROR
       "ONNX Runtime's C API headers were not found. There are three ways to provide them:\n"
-      "  1. set ONNXRUNTIME_INCLUDE_DIR (environment or -C cmake.define.ONNXRUNTIME_INCLUDE_DIR=...) to a folder\n"
+      "  1. set ONNXRUNTIME_INCLUDE_DIR (environment or --config-settings=cmake.define.ONNXRUNTIME_INCLUDE_DIR=...) to a folder\n"
       "     that holds onnxruntime_cxx_api.h, for example the include folder of an ONNX Runtime release archive;\n"
       "  2. install the system's package (libonnxruntime-dev on Debian and Ubuntu);\n"
       "  3. build on Debian with apt sources that can be reached, from where they are fetched without root.\n"
