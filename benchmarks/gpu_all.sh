@@ -77,5 +77,5 @@ LINES_SHOWN=8 step 300 tune python3 benchmarks/tune_model.py "$work/onnxfuse.onn
 LINES_SHOWN=40 step 200 llama $llama --reuse --results "$results/llama.csv"
 unset ONNXFUSE_TUNING
 for tool in memcheck racecheck initcheck; do
-  step 90 $tool compute-sanitizer --tool $tool --error-exitcode 3 python3 tests/cuda/sanitize.py
+  step 90 $tool compute-sanitizer --tool $tool --error-exitcode 3 python3 tests/cuda/sanitize.py --small
 done

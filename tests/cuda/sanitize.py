@@ -1,12 +1,14 @@
 """Every kernel variant once on small shapes, to run under NVIDIA's checkers; compares each with the portable kernel.
 
-    compute-sanitizer --tool memcheck python tests/cuda/sanitize.py     (also racecheck, initcheck)
+    compute-sanitizer --tool memcheck python tests/cuda/sanitize.py --small     (also racecheck, initcheck)
 
-Exits with 1 if a result differs. Needs no PyTorch and no ONNX Runtime, so that the checkers see our kernels only.
+`--small` leaves out the shape with many tiles, `--part 1/4` runs a quarter, as racecheck is slow. Exits with 1 if a result
+differs. Needs no PyTorch and no ONNX Runtime, so that the checkers see our kernels only.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +40,15 @@ def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="without the shape that has many tiles")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th plan, from the I-th on")
+    options = parser.parse_args()
+    first, parts = map(int, options.part.split("/"))
     kernels = Kernels()
     variants = kernels.variants()
     checked = wrong = 0
-    for rows, n, k in (*EXTENTS, MANY_TILES):
+    for rows, n, k in EXTENTS if options.small else (*EXTENTS, MANY_TILES):
         for norm, activation, gated in (("none", "none", False), ("rms", "silu", False), ("layer", "gelu", False),
                                         ("rms", "silu", True)):
             shape = Shape(rows, n, k, "float16", norm, activation, gated, bias=norm != "none",
@@ -49,7 +56,7 @@ def main() -> int:
             problem = shape.as_c()
             problem.colsum = 16  # any address: it is only asked whether the plan can run
             with kernels.bench(shape) as bench:
-                for plan in plans(variants, shape):
+                for plan in list(plans(variants, shape))[first - 1 :: parts]:
                     if kernels.scratch_bytes(problem, plan) < 0:  # refused
                         continue
                     measured = bench.measure(plan, 0.0)
