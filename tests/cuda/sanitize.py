@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool memcheck python tests/cuda/sanitize.py --small     (also racecheck, initcheck)
 
-`--small` leaves out the shape with many tiles, `--part 1/4` runs a quarter, as racecheck is slow. Exits with 1 if a result
-differs. Needs no PyTorch and no ONNX Runtime, so that the checkers see our kernels only.
+`--small` leaves out the shape with many tiles, `--part 1/4` runs a quarter, as racecheck is slow. Exits with 1 if a
+result differs. Needs no PyTorch and no ONNX Runtime, so that the checkers see our kernels only.
 """
 
 from __future__ import annotations
