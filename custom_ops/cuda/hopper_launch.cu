@@ -72,6 +72,8 @@ std::string stream_refusal(const LinearProblem& p, const Plan& plan) {
   const int split = plan.cluster_m;
   if (split != 1 && split != 2 && split != 4 && split != 8) return "K is split by 1, 2, 4 or 8";
   if (split > v.split) return "the variant does not split K";
+  // Its stages are given back when the next has arrived.
+  if (v.split > 1 && plan.stages == 1) return "fewer than two stages";
   if (split > (p.k + 63) / 64) return "K has fewer blocks than the split";
   const int tile_out = p.gated ? v.columns / 2 : v.columns;
   if (tile_out / split % 4) return "the split leaves less than four columns";

@@ -212,7 +212,7 @@ __global__ __launch_bounds__(SkinnyTile<T, kSlabs, kRowTiles>::kThreads, 2) void
       barrier_wait(full + stage * 8, phase);
       __syncwarp();
       constexpr int kHalves = Tile::kSteps > 2 ? 2 : 1;  // of the K block, whose x is in registers at once
-      uint32_t b[kHalves][kRowTiles][4];
+      uint32_t b[kHalves][kRowTiles][4], any = 0;
 #pragma unroll
       for (int step = 0; step < 4; step += Tile::kSteps) {
         if (step % (2 * kHalves) == 0) {
@@ -221,6 +221,10 @@ __global__ __launch_bounds__(SkinnyTile<T, kSlabs, kRowTiles>::kThreads, 2) void
 #pragma unroll
             for (int j = 0; j < kRowTiles; ++j)
               load_matrices((x + j * 1024) ^ ((step / 2 + h) << 6), b[h][j][0], b[h][j][1], b[h][j][2], b[h][j][3]);
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+            for (int j = 0; j < kRowTiles; ++j) any |= b[h][j][0];
         }
         uint32_t a[Tile::kSteps][kSlabs][4];
 #pragma unroll
@@ -228,17 +232,12 @@ __global__ __launch_bounds__(SkinnyTile<T, kSlabs, kRowTiles>::kThreads, 2) void
 #pragma unroll
           for (int i = 0; i < kSlabs; ++i)
             load_matrices((weight + i * 2048) ^ ((step + s) << 5), a[s][i][0], a[s][i][1], a[s][i][2], a[s][i][3]);
+#pragma unroll
+        for (int s = 0; s < Tile::kSteps; ++s)
+#pragma unroll
+          for (int i = 0; i < kSlabs; ++i) any |= a[s][i][0];
         if (step + Tile::kSteps == 4) {
           // All must be in registers: the barrier may be signalled, and new weights come, before loads have read.
-          uint32_t any = 0;
-#pragma unroll
-          for (int s = 0; s < Tile::kSteps; ++s)
-#pragma unroll
-            for (int i = 0; i < kSlabs; ++i) any |= a[s][i][0];
-#pragma unroll
-          for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-            for (int j = 0; j < kRowTiles; ++j) any |= b[h][j][0];
           wait_for_value(any);
           __syncwarp();
           if (lane == 0) barrier_arrive(empty + stage * 8);
