@@ -1,17 +1,10 @@
-// The list of skinny variants (compiled once per dtype: -DONNXFUSE_BFLOAT16 selects bfloat16) and their launcher.
+// The list of skinny variants (compiled once per dtype: element.h) and their launcher.
+#include "element.h"
 #include "hopper_launch.h"
 #include "launch_attributes.h"
 #include "skinny.cuh"
 
 namespace onnxfuse::cuda {
-
-#ifdef ONNXFUSE_BFLOAT16
-using Element = __nv_bfloat16;
-#define SKINNY_LAUNCHER launch_skinny_bfloat16
-#else
-using Element = __half;
-#define SKINNY_LAUNCHER launch_skinny_float16
-#endif
 
 namespace {
 
@@ -29,7 +22,8 @@ Status launch(const StreamParams& params, const Plan& plan, int64_t m, int64_t n
 }  // namespace
 
 // One line a variant, in skinny_variants.inc.
-Status SKINNY_LAUNCHER(const StreamParams& params, const Plan& plan, int64_t m, int64_t n, cudaStream_t stream) {
+Status ONNXFUSE_LAUNCHER(skinny)(const StreamParams& params, const Plan& plan, int64_t m, int64_t n,
+                                 cudaStream_t stream) {
   switch (plan.variant) {
 #define VARIANT(index, slabs, row_tiles) \
   case index:                            \

@@ -1,20 +1,13 @@
-// The list of streaming variants (compiled once per dtype: -DONNXFUSE_BFLOAT16 selects bfloat16) and their launcher.
+// The list of streaming variants (compiled once per dtype: element.h) and their launcher.
 #include <algorithm>
 
+#include "element.h"
 #include "hopper_checks.h"
 #include "hopper_launch.h"
 #include "launch_attributes.h"
 #include "wgmma_stream.cuh"
 
 namespace onnxfuse::cuda {
-
-#ifdef ONNXFUSE_BFLOAT16
-using Element = __nv_bfloat16;
-#define STREAM_LAUNCHER launch_stream_bfloat16
-#else
-using Element = __half;
-#define STREAM_LAUNCHER launch_stream_float16
-#endif
 
 namespace {
 
@@ -33,7 +26,8 @@ Status launch(const StreamParams& params, const Plan& plan, int64_t m, int64_t n
 }  // namespace
 
 // One line a variant, in stream_variants.inc.
-Status STREAM_LAUNCHER(const StreamParams& params, const Plan& plan, int64_t m, int64_t n, cudaStream_t stream) {
+Status ONNXFUSE_LAUNCHER(stream)(const StreamParams& params, const Plan& plan, int64_t m, int64_t n,
+                                 cudaStream_t stream) {
   switch (plan.variant) {
 #define VARIANT(index, mma, groups, tile_x) \
   case index:                               \

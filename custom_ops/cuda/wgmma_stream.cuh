@@ -81,11 +81,12 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   cluster_arrive_relaxed();  // waited for before anything is sent to another CTA
 
   const int producer = warp - 4 * kGroups;
-  const int c1 = column0 % p.block, c3 = column0 / p.block;
-  const int half_rows = Tile::kTileW / 2;
-  const int first = min(p.stages, k_count);  // loads that wait for no stage
   if (producer >= 0 && producer < Tile::kProducers) {
     if (lane == 0) {
+      // Coordinates of the weight's columns: [block, half, column of the block].
+      const int c3 = p.gated ? column0 / p.block : 0, c1 = column0 - c3 * p.block;
+      const int half_rows = Tile::kTileW / 2;
+      const int first = min(p.stages, k_count);  // loads that wait for no stage
       // Read once if there is one tile of x; else the other tiles find it in L2.
       const uint64_t hint = gridDim.y == 1 ? kEvictFirst : kEvictNormal;
       auto load_weight = [&](int stage, int kb) {

@@ -1,21 +1,14 @@
-// The list of tiled variants (compiled once per dtype: -DONNXFUSE_BFLOAT16 selects bfloat16) and their launcher.
+// The list of tiled variants (compiled once per dtype: element.h) and their launcher.
 #include <algorithm>
 #include <climits>
 
+#include "element.h"
 #include "hopper_checks.h"
 #include "hopper_launch.h"
 #include "launch_attributes.h"
 #include "wgmma_tile.cuh"
 
 namespace onnxfuse::cuda {
-
-#ifdef ONNXFUSE_BFLOAT16
-using Element = __nv_bfloat16;
-#define TILE_LAUNCHER launch_tile_bfloat16
-#else
-using Element = __half;
-#define TILE_LAUNCHER launch_tile_float16
-#endif
 
 namespace {
 
@@ -44,7 +37,7 @@ Status launch(TileParams params, const Plan& plan, int sm_count, cudaStream_t st
 
 }  // namespace
 
-Status TILE_LAUNCHER(const TileParams& params, const Plan& plan, int sm_count, cudaStream_t stream) {
+Status ONNXFUSE_LAUNCHER(tile)(const TileParams& params, const Plan& plan, int sm_count, cudaStream_t stream) {
   switch (plan.variant) {
 #define VARIANT(index, groups, tile_n, gated, split) \
   case index:                                        \
