@@ -5,7 +5,7 @@
     python benchmarks/tuning_table.py --check
 
 `benchmarks/results/tuning_h200.json` holds all plans, in the format of `onnxfuse tune`; a later file wins.
-`custom_ops/cuda/tuning_sm90.inc` is made from it: one line a shape and bucket of rows, which holds for both 16-bit
+`custom_ops/cuda/tuning_sm90.inc` is made from it: one line a shape and number of rows, which holds for both 16-bit
 dtypes (what was tuned in float16 counts, if both were). `--fresh` forgets the plans before: after a change of the list
 of variants their numbers mean others.
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "tuning_h200.json"
 TABLE = ROOT / "custom_ops" / "cuda" / "tuning_sm90.inc"
 ARCHITECTURE = 90
-SHAPE = ("gated", "norm", "epilogue", "columns", "k", "bucket")
+SHAPE = ("gated", "norm", "epilogue", "columns", "k", "rows")
 HEAD = """\
     // Made by benchmarks/tuning_table.py from benchmarks/results/tuning_h200.json; do not edit.
     // architecture, gated, norm, epilogue, packed columns, K, M,

@@ -1,7 +1,7 @@
 """Chooses the kernel plan for each product of a fused model by measuring, and writes a tuning file.
 
 The library reads the file that `ONNXFUSE_TUNING` names. Entries are kept per architecture, dtype, op, weight shape and
-bucket of rows; plans that give a wrong result are never kept, and neither is one that does not beat the plan the
+number of rows; plans that give a wrong result are never kept, and neither is one that does not beat the plan the
 library would use anyway.
 """
 
@@ -34,7 +34,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DIFFERENCE_LIMIT = {"float16": 3e-3, "bfloat16": 2e-2}
 """Largest relative difference from the portable kernel, a few roundings of the dtype."""
 
-KEY = ("architecture", "dtype", "gated", "norm", "epilogue", "columns", "k", "bucket")
+KEY = ("architecture", "dtype", "gated", "norm", "epilogue", "columns", "k", "rows")
 EPILOGUES = ("none", "vendor", "own")
 """What follows a product: nothing but bias or residual, an activation that cuBLASLt has too, or another."""
 PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
@@ -98,7 +98,7 @@ def shapes_of(source: str | os.PathLike[str], rows: Iterable[int]) -> list[Shape
 
 
 def bucket(rows: int) -> int:
-    """The bucket that holds this number of rows, as the library rounds it."""
+    """The number of rows rounded up, as the library does where it has no plan for just so many."""
     return next((b for b in BUCKETS if b >= rows), BUCKETS[-1])
 
 
@@ -225,8 +225,7 @@ def tune_shapes(
     entries = _read(destination, header)
     results = []
     stop = None if seconds is None else time.monotonic() + seconds
-    for asked in shapes:
-        shape = replace(asked, rows=bucket(asked.rows))  # for which the library uses a plan without a doubt
+    for shape in shapes:
         key = _key(kernels.architecture, shape)
         if any(all(entry.get(name) == value for name, value in key.items()) for entry in entries):
             continue
@@ -267,8 +266,9 @@ def stored_plans(path: Path, architecture: int, either_dtype: bool = False) -> C
         raise UsageError(f"`{path}` is not a tuning file: {error!r}", hint=hint) from error
 
     def find(shape: Shape) -> Plan | None:
-        for dtype in (shape.dtype, *(DIFFERENCE_LIMIT if either_dtype else ())):
-            key = _key(architecture, replace(shape, dtype=dtype))
+        dtypes = (shape.dtype, *(DIFFERENCE_LIMIT if either_dtype else ()))
+        for rows, dtype in product((shape.rows, bucket(shape.rows)), dtypes):
+            key = _key(architecture, replace(shape, rows=rows, dtype=dtype))
             for other in _EPILOGUES_TO_TRY[key["epilogue"]]:  # as the library does
                 plan = plans.get(tuple({**key, "epilogue": other}[name] for name in KEY))
                 if plan is not None and (other == key["epilogue"] or plan.path != "vendor"):
@@ -296,7 +296,7 @@ def _key(architecture: int, shape: Shape) -> dict[str, int]:
         "architecture": architecture, "dtype": DTYPES.index(shape.dtype), "gated": int(shape.gated),
         "norm": NORMS.index(shape.norm), "epilogue": EPILOGUES.index(epilogue(shape.activation)),
         "columns": shape.n * (2 if shape.gated else 1), "k": shape.k,
-        "bucket": bucket(shape.rows),
+        "rows": shape.rows,
     }  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def _header(variants: Sequence[Variant]) -> dict[str, Any]:
     name, driver = (devices[0].name, devices[0].driver_cuda) if devices else ("unknown", "unknown")
     # A plan names its variant by number, which means another kernel once the list has changed.
     listed = hashlib.sha256(repr([tuple(asdict(variant).values()) for variant in variants]).encode()).hexdigest()[:16]
-    return {"version": 1, "library": __version__, "variants": listed, "gpu": name, "driver_cuda": driver}
+    return {"version": 2, "library": __version__, "variants": listed, "gpu": name, "driver_cuda": driver}
 
 
 def _read(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:

@@ -132,19 +132,19 @@ def test_the_fastest_right_plan_is_kept_and_a_run_resumes(
     assert [(t.plan, t.microseconds, t.default_microseconds) for t in results] == [(FAST, 5.0, 10.0)] * len(results)
     stored = json.loads(path.read_text())
     entry = stored["entries"][0]
-    assert entry["bucket"] == 4
+    assert entry["rows"] == 3
     assert (entry["path"], entry["variant"], entry["stages"], entry["cluster_m"], entry["lead"]) == (1, 0, 11, 2, 8)
     # Shapes that differ only in what the table does not hold are measured once.
     assert len(stored["entries"]) == len(FakeKernels.opened) == 3
 
-    assert tune.tune(model, path, rows=(4,)) == []
+    assert tune.tune(model, path, rows=(3,)) == []
     assert FakeKernels.opened == []
     stored["driver_cuda"] = "another"
     path.write_text(json.dumps(stored))
-    assert len(tune.tune(model, path, rows=(4,))) == 3
+    assert len(tune.tune(model, path, rows=(3,))) == 3
 
     monkeypatch.setattr(FakeKernels, "variants", lambda self: VARIANTS[1:])  # the numbers mean other kernels now
-    assert len(tune.tune(model, path, rows=(4,))) == 3
+    assert len(tune.tune(model, path, rows=(3,))) == 3
 
 
 def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,19 +235,25 @@ def test_no_shape_is_begun_after_the_given_time(tmp_path: Path, monkeypatch: pyt
     assert [result.shape.rows for result in results] == [1, 2]
 
 
-def test_stored_plans_are_found_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_plans_are_found_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "Kernels", FakeKernels)
     monkeypatch.setattr(tune, "candidates", lambda shape, variants: [FAST])
     path = tmp_path / "tuning.json"
     tune.tune_shapes([Shape(16, 64, 64, norm="rms")], path)
     find = tune.stored_plans(path, 90)
-    assert find(Shape(9, 64, 64, norm="rms", bias=True)) == FAST  # the bucket of 9 to 16
+    assert find(Shape(9, 64, 64, norm="rms", bias=True)) == FAST  # as 9 is rounded up to 16
     assert find(Shape(9, 64, 64, norm="layer")) is None
     assert find(Shape(8, 64, 64, norm="rms")) is None
     assert find(Shape(16, 64, 64)) is None
     assert find(Shape(16, 64, 64, "bfloat16", norm="rms")) is None
     assert tune.stored_plans(path, 90, either_dtype=True)(Shape(16, 64, 64, "bfloat16", norm="rms")) == FAST
     assert tune.stored_plans(path, 80)(Shape(16, 64, 64, norm="rms")) is None
+
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: [])
+    tune.tune_shapes([Shape(9, 64, 64, norm="rms")], path)
+    find = tune.stored_plans(path, 90)
+    assert find(Shape(9, 64, 64, norm="rms")) == SLOW  # measured with just so many rows
+    assert find(Shape(10, 64, 64, norm="rms")) == FAST
 
 
 @pytest.mark.parametrize("content", (None, "{", "[]", '{"entries": [{"path": 1}]}'))

@@ -9,12 +9,12 @@
 namespace onnxfuse::cuda {
 namespace {
 
-// architecture, dtype, gated, norm, epilogue, packed columns, K, bucket
+// architecture, dtype, gated, norm, epilogue, packed columns, K, rows
 using Key = std::tuple<int, int, int, int, int, int64_t, int64_t, int64_t>;
 
 struct Shipped {
   int architecture, gated, norm, epilogue;
-  int64_t columns, k, bucket;
+  int64_t columns, k, rows;
   int path, variant, stages, cluster_m, cluster_n, raster, row_stats, lead, ahead;
 };
 
@@ -57,7 +57,7 @@ void read_tuning_file(const char* path, std::map<Key, Plan>* table) {
     const std::string object = text.substr(at, end - at);
     at = end;
     int64_t f[17];
-    const char* names[17] = {"architecture", "dtype",   "gated",  "norm",      "epilogue",  "columns", "k",         "bucket",
+    const char* names[17] = {"architecture", "dtype",   "gated",  "norm",      "epilogue",  "columns", "k",         "rows",
                              "path",         "variant", "stages", "cluster_m", "cluster_n", "raster",  "row_stats", "lead",
                              "ahead"};
     bool complete = true;
@@ -83,7 +83,7 @@ std::map<Key, Plan> read_all() {
     plan.variant = s.variant, plan.stages = s.stages, plan.cluster_m = s.cluster_m, plan.cluster_n = s.cluster_n;
     plan.raster = s.raster, plan.row_stats = s.row_stats, plan.lead = s.lead, plan.ahead = s.ahead;
     for (DType dtype : {DType::kFloat16, DType::kBFloat16})
-      table[Key(s.architecture, static_cast<int>(dtype), s.gated, s.norm, s.epilogue, s.columns, s.k, s.bucket)] = plan;
+      table[Key(s.architecture, static_cast<int>(dtype), s.gated, s.norm, s.epilogue, s.columns, s.k, s.rows)] = plan;
   }
   if (const char* path = std::getenv("ONNXFUSE_TUNING")) read_tuning_file(path, &table);
   return table;
@@ -97,14 +97,14 @@ int64_t row_bucket(int64_t m) {
   return bucket;
 }
 
-bool find_tuned(const LinearProblem& p, const Device& device, int64_t bucket, Plan* plan) {
+bool find_tuned(const LinearProblem& p, const Device& device, int64_t rows, Plan* plan) {
   static const std::map<Key, Plan> table = read_all();
   // A plan of another epilogue will do, but for the vendor's path, whose kernels depend on it.
   const int epilogue = epilogue_class(p.activation);
   const int order[3][3] = {{0, 2, 1}, {1, 2, 0}, {2, 1, 0}};
   for (int other : order[epilogue]) {
     const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
-                                      static_cast<int>(p.norm), other, p.packed_columns(), p.k, bucket));
+                                      static_cast<int>(p.norm), other, p.packed_columns(), p.k, rows));
     if (found == table.end() || (other != epilogue && found->second.path == Path::kVendor)) continue;
     *plan = found->second;
     return true;

@@ -18,7 +18,7 @@ from onnxfuse.errors import EXIT_OK, UsageError
     default="1,16,128,512,2048",
     show_default=True,
     metavar="N,N,…",
-    help="Numbers of rows (batch times tokens) to tune for; each stands for its power-of-two bucket.",
+    help="Numbers of rows (batch times tokens) to tune for; powers of two serve those between them too.",
 )
 @options.json_option
 def tune_command(model: str, output: str, rows: str, as_json: bool) -> int:

@@ -15,10 +15,10 @@ from onnxfuse import tune
 ROOT = Path(__file__).parents[2]
 
 
-def entry(dtype: int, bucket: int, us: float, **changes: int) -> dict[str, Any]:
+def entry(dtype: int, rows: int, us: float, **changes: int) -> dict[str, Any]:
     plan = dict(zip(tune.PLAN, (2, 3, 5, 2, 1, 8, 0, 0, 0), strict=True))
     return {"architecture": 90, "dtype": dtype, "gated": 0, "norm": 1, "epilogue": 0, "columns": 4096, "k": 1024,
-            "bucket": bucket, **plan, "us": us, **changes}  # fmt: skip
+            "rows": rows, **plan, "us": us, **changes}  # fmt: skip
 
 
 def test_the_shipped_table_is_current() -> None:
@@ -48,7 +48,7 @@ def test_a_later_file_wins_and_the_text_is_a_tuning_file(tmp_path: Path) -> None
     second = {"version": 1, "gpu": "two", "entries": [entry(1, 16, 1.8, variant=4)]}
     kept = tuning_table.merged(first, [second])
     assert kept["gpu"] == "two"
-    assert [(e["bucket"], e["variant"]) for e in kept["entries"]] == [(8, 3), (16, 4)]
+    assert [(e["rows"], e["variant"]) for e in kept["entries"]] == [(8, 3), (16, 4)]
     path = tmp_path / "kept.json"
     path.write_text(tuning_table.text(kept))
     assert json.loads(path.read_text()) == kept
