@@ -3,7 +3,7 @@
 Usage: python3 generate_wgmma_shapes.py > wgmma_shapes.cuh
 """
 
-WIDTHS = (8, 16, 32, 64, 96, 128, 192, 224, 256)
+WIDTHS = (8, 16, 32, 64, 96, 128, 160, 176, 192, 208, 224, 256)
 TYPES = (("__half", "f16"), ("__nv_bfloat16", "bf16"))
 
 HEADER = """\

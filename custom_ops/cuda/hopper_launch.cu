@@ -38,6 +38,11 @@ constexpr int stages_that_fit() {
   return stages;
 }
 
+// Rows of x that come to a tile: not those beyond a short x, whose zeros would take the copy engine longer than rows.
+int loaded_rows(const LinearProblem& p, int tile_rows, int shared_by) {
+  return shared_by > 1 ? tile_rows : static_cast<int>(std::min<int64_t>(p.m, tile_rows));
+}
+
 }  // namespace
 
 const std::vector<HopperVariant>& stream_variants() {
@@ -88,7 +93,9 @@ Status launch_stream(const LinearProblem& p, const Plan& plan, const void* row_s
   StreamParams params = {};
   const bool skinny = v.split == 1;
   if (!skinny) {
-    if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows); !s.ok()) return s;
+    const int x_rows = loaded_rows(p, v.rows, 1);
+    if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, x_rows); !s.ok()) return s;
+    params.stage_bytes = (x_rows + v.columns) * 128;
   }
   const int box_rows = p.gated ? v.columns / 2 : v.columns;  // columns are loaded at once if they are adjacent
   if (Status s = encode_weight(&params.weight, p, box_rows); !s.ok()) return s;
@@ -132,7 +139,8 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   const HopperVariant& v = tile_variants()[plan.variant];
   TileParams params = {};
   const int half_rows = (v.gated ? v.columns / 2 : v.columns) / plan.cluster_m;
-  if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, v.rows / plan.cluster_n); !s.ok()) return s;
+  const int x_rows = loaded_rows(p, v.rows, plan.cluster_n);
+  if (Status s = encode_matrix(&params.x, p.x, p.dtype, p.m, p.k, x_rows / plan.cluster_n); !s.ok()) return s;
   if (Status s = encode_weight(&params.weight, p, half_rows); !s.ok()) return s;
   if (p.residual != nullptr) {
     if (Status s = encode_matrix(&params.residual, p.residual, p.dtype, p.m, p.n, 64); !s.ok()) return s;
@@ -143,6 +151,7 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
   params.block = Divisor(static_cast<int>(gate_block(p)));
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
+  params.stage_bytes = (x_rows + v.columns) * 128;
   params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
   params.has_residual = p.residual != nullptr;
   params.prefetch_weight = p.weight_is_constant;

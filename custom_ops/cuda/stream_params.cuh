@@ -8,7 +8,7 @@
 namespace onnxfuse::cuda {
 
 struct StreamParams {
-  CUtensorMap x;       // [M, K], box 64 x the rows of a tile
+  CUtensorMap x;       // [M, K], box 64 x the rows of a tile, or all of M if that is less
   CUtensorMap weight;  // [blocks, 2 or 1, block, K]: gate and up halves are an own dimension
   const void* x_pointer;
   const void* bias;
@@ -19,7 +19,7 @@ struct StreamParams {
   int m, n, k;  // n: columns of y
   int64_t y_stride;
   int block;           // columns of a gate block (n if not interleaved)
-  int stages;
+  int stages, stage_bytes;
   int gated;
   int prefetch_weight;
   int ahead;    // K blocks beyond the ring whose weights are fetched into L2 meanwhile

@@ -10,7 +10,7 @@
 namespace onnxfuse::cuda {
 
 struct TileParams {
-  CUtensorMap x;         // [M, K], box 64 x (kTileM / cluster_n)
+  CUtensorMap x;         // [M, K], box 64 x (kTileM / cluster_n), or all of M if that is less and not shared
   CUtensorMap weight;    // as StreamParams; box rows (kTileN or kTileN / 2) / cluster_m
   CUtensorMap residual;  // [M, n], box 64 x 64; unused if K is split
   const void* x_pointer;
@@ -21,7 +21,7 @@ struct TileParams {
   int x_is_ready;         // when this kernel starts: Overlap::kReady
   void* y;                // [m, n]
   int m, n, k, k_blocks;
-  int stages, cluster_m, cluster_n;
+  int stages, stage_bytes, cluster_m, cluster_n;
   // Tiles are counted in units of the cluster's. They are walked in bands of `raster` rows of tiles, for L2.
   int tiles, tile_rows, raster, clusters;
   Divisor band, full_height, last_height;  // tiles of a band, its rows, the rows of the last band
@@ -55,8 +55,8 @@ struct TileShape {
   static constexpr int kResidualStages = (kBoxes + kBoxesPerStage - 1) / kBoxesPerStage;
 
   static constexpr int kSliceN = kOutN / kSplit;              // columns that a CTA finishes
-  static constexpr bool kWide = kSliceN % 64 == 0 && !(kGated && kTileN > 192);  // else registers would be spilled
-  static constexpr int kChunk = kWide ? 64 : kSliceN % 32 == 0 ? 32 : 16;        // of which at a time
+  static constexpr bool kWide = (kSliceN % 64 == 0 || kSliceN > 128) && !(kGated && kTileN > 192);  // as registers allow
+  static constexpr int kChunk = kWide ? 64 : !kGated || kSliceN % 32 == 0 ? 32 : 16;  // of which at a time, or fewer
   static constexpr int kValues = kChunk / 2;                  // accumulators of a thread in a chunk
   static constexpr int kSums = kSliceN / 2;                   // accumulators of a thread in a slice
   static constexpr int kWarps = 4 * kGroups;                  // that consume

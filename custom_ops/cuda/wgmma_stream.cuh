@@ -57,7 +57,8 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   const uint32_t arrived = empty + p.stages * 8;  // what the cluster sends this CTA
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row0 = blockIdx.y * kTileX;
+  // The last tile of x begins earlier where it would end beyond x (see wgmma_tile.cuh), and leaves those rows alone.
+  const int own_row = blockIdx.y * kTileX, row0 = max(min(own_row, p.m - kTileX), 0), foreign_rows = own_row - row0;
   const int tile_out = p.gated ? Tile::kTileW / 2 : Tile::kTileW;
   const int column0 = blockIdx.z * tile_out;
 
@@ -101,7 +102,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       };
       const int trigger = max(k_count - 1 - p.trigger, 0);
       for (int s = producer; s < first; s += Tile::kProducers) {
-        barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
+        barrier_expect_bytes(full + s * 8, p.stage_bytes);
         if (p.prefetch_weight) load_weight(s, s);
         if (s == trigger) allow_dependents();
       }
@@ -114,7 +115,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       for (int round = p.stages; round < k_count; round += p.stages, phase ^= 1) {
         for (int stage = producer; stage < p.stages && round + stage < k_count; stage += Tile::kProducers) {
           barrier_wait(empty + stage * 8, phase);
-          barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
+          barrier_expect_bytes(full + stage * 8, p.stage_bytes);
           load_weight(stage, round + stage);
           load_x(stage, round + stage);
           if (round + stage == trigger) allow_dependents();
@@ -306,7 +307,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   };
   if (column < p.n) {
 #pragma unroll 2
-    for (int row = threadIdx.x / quads; row < rows; row += Tile::kConsumers / quads) {
+    for (int row = foreign_rows + threadIdx.x / quads; row < rows; row += Tile::kConsumers / quads) {
       const int64_t offset = static_cast<int64_t>(row0 + row) * p.y_stride + column;
       uint2 residual = make_uint2(0, 0);
       if (p.residual) residual = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.residual) + offset);

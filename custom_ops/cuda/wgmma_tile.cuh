@@ -43,13 +43,17 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
   const int k_begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (kSplit > 1 ? rank : 0) / kSplit);
   const int k_end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (kSplit > 1 ? rank + 1 : 1) / kSplit);
   const int first_tile = blockIdx.x / (kSplit > 1 ? kSplit : 1 << multicast), tile_step = p.clusters;
+  // A tile that would end beyond x begins earlier, as the copy engine takes seven cycles for a row that it fills with
+  // zeros, and one and a half for one that it reads. Returns how many rows are left to the tile before.
   auto locate = [&](int tile, int& row0, int& column0) {
     const int band = p.band.divide(tile), first_m = band * p.raster;
     const int inside = tile - band * p.band.divisor;
     const Divisor& height = first_m + p.raster <= p.tile_rows ? p.full_height : p.last_height;
     const int across = height.divide(inside), down = inside - across * height.divisor;
-    row0 = ((first_m + down) * p.cluster_m + rank_m) * Tile::kTileM;
+    const int own_row = ((first_m + down) * p.cluster_m + rank_m) * Tile::kTileM;
+    row0 = max(min(own_row, p.m - Tile::kTileM), 0);
     column0 = (across * p.cluster_n + rank_n) * Tile::kOutN;
+    return own_row - row0;
   };
 
   auto load_x = [&](int stage, int k, int row0) {
@@ -134,7 +138,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       if (!p.prefetch_weight) wait_for_prerequisites();
 #pragma unroll 1
       for (int s = 0; s < first_weights; ++s) {
-        barrier_expect_bytes(full + s * 8, Tile::kStageBytes);
+        barrier_expect_bytes(full + s * 8, p.stage_bytes);
         load_weight(s, (k_begin + s) * 64, at);
       }
     }
@@ -161,7 +165,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
             --first_weights;
           } else {
             barrier_wait(empty + stage * 8, phase ^ 1);
-            barrier_expect_bytes(full + stage * 8, Tile::kStageBytes);
+            barrier_expect_bytes(full + stage * 8, p.stage_bytes);
             load_weight(stage, kb * 64, at);
           }
           advance(stage, phase);
@@ -268,7 +272,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
   int count = 0;
   for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++count) {
     int row0, column0;
-    locate(tile, row0, column0);
+    const int foreign_rows = locate(tile, row0, column0);
 
     // This lane sees two rows of x, eight apart, a quarter of the columns each.
     const int row_low = row0 + warp_row + lane / 4;
@@ -464,15 +468,22 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     auto stored = [&](int i) {  // rows kRows apart differ in the swizzle only if there are fewer than eight between
       return (kRows % 8 ? unit_even ^ (kRows * i % 8 << 4) : unit_even) + i * kRows * 128;
     };
-    const int row = row0 + warp_row + unit_row, rows_left = p.m - row;
-    int columns_left = p.n - (column0 + slice0 + unit_column * 8);
+    int columns_left = p.n - (column0 + slice0);
+    if constexpr (Tile::kSliceN % kChunk != 0) columns_left = min(columns_left, Tile::kSliceN);
+    columns_left -= unit_column * 8;
+    const int tile_row = warp_row + unit_row, row = row0 + tile_row;
+    const int row_begin = max(foreign_rows - tile_row, 0), rows_left = max(p.m - row - row_begin, 0);
+    // Whether row `tile_row` + i * kRows is this tile's, and there are columns to store.
+    auto stores_row = [&](int i) {
+      return static_cast<unsigned>(i * kRows - row_begin) < static_cast<unsigned>(columns_left > 0 ? rows_left : 0);
+    };
     int64_t step = static_cast<int64_t>(kRows) * p.n * static_cast<int64_t>(sizeof(T));
     asm volatile("" : "+l"(step));  // stays in registers: a parameter would be read again for every store
     const int64_t offset = static_cast<int64_t>(row) * p.n + column0 + slice0 + unit_column * 8;
     uint8_t* y = reinterpret_cast<uint8_t*>(static_cast<T*>(p.y) + offset);
     int residual_box = 0;  // residual stages already passed
     // The results of a chunk are read back and leave while those of the next are computed.
-    constexpr int kChunks = Tile::kSliceN / kChunk;
+    constexpr int kChunks = (Tile::kSliceN + kChunk - 1) / kChunk;
     static_assert(kSplit == 1 || kChunks == 1);  // else the residual is staged where results wait
 #pragma unroll 1
     for (int chunk = 0;; ++chunk) {
@@ -483,7 +494,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
         uint8_t* at = y;
 #pragma unroll
         for (int i = 0; i < kUnits; ++i, at += step)
-          if (i * kRows < (columns_left > 0 ? rows_left : 0)) store_global_16(at, results[i]);
+          if (stores_row(i)) store_global_16(at, results[i]);
         y += kChunk * sizeof(T), columns_left -= kChunk;
       };
       if (chunk == kChunks) {
@@ -492,11 +503,15 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       }
       const int tile_column = slice0 + chunk * kChunk;
       const float* const column_bias = bias + tile_column + 2 * (lane % 4);
-      // The accumulators from `first` on, normalised, with bias.
-      auto affine = [&](auto layer_norm, auto first, const float* at, float(&v)[Tile::kValues]) {
+      // The accumulators from `first` to `end`, normalised, with bias.
+      auto affine = [&](auto layer_norm, auto first, auto end, const float* at, float(&v)[Tile::kValues]) {
 #pragma unroll
         for (int j = 0; j < Tile::kChunk / 8; ++j) {
           const int a = decltype(first)::value + j * 4;
+          if (a >= decltype(end)::value) {
+            v[4 * j] = v[4 * j + 1] = v[4 * j + 2] = v[4 * j + 3] = 0.0f;  // never stored
+            continue;
+          }
           const float2 b = *reinterpret_cast<const float2*>(at + j * 8);
           float4 value = make_float4(acc[a], acc[a + 1], acc[a + 2], acc[a + 3]);
           if constexpr (decltype(layer_norm)::value) {
@@ -512,11 +527,13 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
         constexpr int kHalf = decltype(half)::value;
         for_each_index<kChunks>([&](auto c) {
           constexpr int kFirst = kHalf * (kTileN / 4) + decltype(c)::value * Tile::kValues;
+          constexpr int kEnd = kHalf * (kTileN / 4) + Tile::kSums;
           if (chunk != decltype(c)::value) return;
+          const float* const at = column_bias + kHalf * (kTileN / 2);
           if (p.norm == Norm::kLayer)
-            affine(BoolConstant<true>{}, IntConstant<kFirst>{}, column_bias + kHalf * (kTileN / 2), v);
+            affine(BoolConstant<true>{}, IntConstant<kFirst>{}, IntConstant<kEnd>{}, at, v);
           else
-            affine(BoolConstant<false>{}, IntConstant<kFirst>{}, column_bias + kHalf * (kTileN / 2), v);
+            affine(BoolConstant<false>{}, IntConstant<kFirst>{}, IntConstant<kEnd>{}, at, v);
         });
       };
       float v[kValues];
@@ -536,7 +553,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
 #pragma unroll
           for (int i = 0; i < kUnits; ++i) {
             uint4 r = make_uint4(0, 0, 0, 0);
-            if (i * kRows < (columns_left > 0 ? rows_left : 0))
+            if (stores_row(i))
               r = load_global_16(reinterpret_cast<const uint8_t*>(static_cast<const T*>(p.residual_pointer) + offset) +
                                  i * step);
             store_shared_16(stored(i), r);

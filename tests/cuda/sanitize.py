@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from onnxfuse.runtime.kernels import Kernels, Plan, Shape, Variant
 
-# Rows, columns, K: a single partial tile; several, with a K tail; a long K
-EXTENTS = ((5, 136, 200), (70, 264, 328), (20, 72, 1352))
+# Rows, columns, K: a single partial tile; several, with a K tail; one that begins among the rows before; a long K
+EXTENTS = ((5, 136, 200), (70, 264, 328), (193, 424, 136), (20, 72, 1352))
 MANY_TILES = (2120, 2568, 200)  # several for each multiprocessor, some partial
 
 
