@@ -1,6 +1,7 @@
 #include "choose.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "execute.h"
 #include "tuning_table.h"
@@ -29,39 +30,67 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Microseconds on an H200 at sustained clocks: of a tile's K block, of its epilogue (with the exchange if K is split), and
-// of taking a norm's sums in a K block; negative: the tile has no registers for them.
+// Microseconds on an H200 at moderate load, fitted to 2100 measured calls: of a tile's K block, and of its epilogue (with
+// the exchange if K is split).
 struct TileCost {
   int variant, split;
-  double per_k_block, epilogue, sums;
+  double per_k_block, epilogue;
 };
-constexpr TileCost kTiles[] = {{0, 1, 0.68, 3.0, -1.0}, {1, 1, 0.53, 2.2, -1.0}, {2, 1, 0.34, 1.3, 0.09},
-                               {3, 1, 0.20, 1.0, 0.11}, {4, 2, 0.36, 1.8, 0.05}, {5, 4, 0.40, 2.2, 0.06},
-                               {6, 2, 0.20, 1.3, 0.07}, {7, 4, 0.21, 1.7, 0.07}, {8, 1, 0.68, 3.6, -1.0},
-                               {9, 1, 0.60, 3.2, -1.0}, {10, 1, 0.53, 2.6, -1.0}, {11, 1, 0.34, 1.7, 0.09},
-                               {12, 1, 0.20, 1.2, 0.11}, {13, 1, 0.27, 1.1, 0.09}, {14, 1, 0.13, 0.8, 0.11}};
-constexpr double kStart = 1.8, kSeparateSums = 1.8;
+constexpr TileCost kTiles[] = {{0, 1, 0.60, 3.3}, {1, 1, 0.456, 2.25}, {2, 1, 0.316, 1.7}, {3, 1, 0.211, 1.3},
+                               {4, 2, 0.357, 2.5}, {5, 4, 0.49, 3.1}, {6, 2, 0.251, 1.9}, {7, 4, 0.272, 2.5},
+                               {8, 1, 0.607, 3.6}, {9, 1, 0.577, 3.2}, {10, 1, 0.49, 2.6}, {11, 1, 0.32, 1.7},
+                               {12, 1, 0.22, 1.2}, {13, 1, 0.275, 1.8}, {14, 1, 0.168, 1.2}, {15, 1, 0.393, 2.2},
+                               {16, 1, 0.434, 2.2}, {17, 1, 0.511, 2.6}, {18, 1, 0.528, 2.4}};
+constexpr double kTileStart = 0.75, kStreamStart = 2.5, kVendorStart = 3.4;
+constexpr double kSums = 0.085;           // of an RMSNorm in a K block of a tile
+constexpr double kActivation = 0.6;       // of 128 x 128 results; of the erf twice as long
+constexpr double kReadBytes = 4.0e6;      // a microsecond: weights from memory
+constexpr int kResidentFours = 120;       // CTAs that are resident at once in clusters of four
 // To be preferred to a measured plan: its part of that plan's modelled time, and the microseconds that are gained.
-constexpr double kClearlyFaster = 0.9, kWorthWhile = 1.0;
+constexpr double kClearlyFaster = 0.93, kWorthWhile = 0.3;
+
+double weight_time(const LinearProblem& p) { return static_cast<double>(p.packed_columns() * p.k * 2) / kReadBytes; }
+
+// LayerNorm takes twice the instructions.
+double sums_time(const LinearProblem& p) {
+  return p.norm == Norm::kNone ? 0.0 : p.norm == Norm::kLayer ? 2.0 * kSums : kSums;
+}
+
+// Of the kernel that takes the sums before.
+double separate_sums_time(const LinearProblem& p) { return 2.0 + 0.45e-6 * static_cast<double>(p.m * p.k); }
 
 // Whether the sums are better taken by a kernel before.
-bool separate_sums(const LinearProblem& p, const TileCost& cost) {
+bool separate_sums(const LinearProblem& p, const TileCost& cost, const Device& device) {
   if (p.norm == Norm::kNone) return false;
+  const HopperVariant& v = tile_variants()[cost.variant];
   const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
-  const double work = p.norm == Norm::kLayer ? 2.0 : 1.0;  // LayerNorm takes twice the instructions
-  return cost.sums < 0.0 || k_blocks * cost.sums * work > kSeparateSums;
+  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * cost.split;
+  const int64_t waves = ceil_div(tiles, device.sm_count);
+  return !v.takes_sums || static_cast<double>(waves) * k_blocks * sums_time(p) > separate_sums_time(p);
 }
 
 double tile_time(const LinearProblem& p, const TileCost& cost, bool separate, const Device& device) {
   const HopperVariant& v = tile_variants()[cost.variant];
-  const int64_t out_columns = v.gated ? v.columns / 2 : v.columns;
-  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.n, out_columns) * cost.split;
-  const double waves = static_cast<double>(ceil_div(tiles, device.sm_count));
-  const double sums = p.norm == Norm::kNone || separate ? 0.0 : p.norm == Norm::kLayer ? 2.0 * cost.sums : cost.sums;
+  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.n, v.gated ? v.columns / 2 : v.columns) * cost.split;
+  const int64_t resident = cost.split == 4 ? std::min(device.sm_count, kResidentFours) : device.sm_count;
+  const double waves = static_cast<double>(ceil_div(tiles, resident));
   const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
-  const double compute = waves * (k_blocks * (cost.per_k_block + sums) + cost.epilogue);
-  const double memory = static_cast<double>(p.packed_columns() * p.k * 2) / 4.0e6;
-  return std::max(compute, memory) + kStart + (separate ? kSeparateSums : 0.0);
+  double epilogue = cost.epilogue;
+  if (!v.gated && p.activation != Activation::kNone && p.activation != Activation::kRelu)
+    epilogue += (p.activation == Activation::kGelu ? 2.0 : 1.0) * kActivation * v.rows * v.columns / (128.0 * 128.0);
+  const double compute = waves * (k_blocks * (cost.per_k_block + (separate ? 0.0 : sums_time(p))) + epilogue);
+  return std::max(compute, weight_time(p)) + kTileStart +
+         (separate && p.norm != Norm::kNone ? separate_sums_time(p) : 0.0);
+}
+
+// cuBLASLt, which has a tile for nearly every number of rows, with the kernels before and after it.
+double vendor_time(const LinearProblem& p) {
+  const double results = static_cast<double>(p.m * p.packed_columns());
+  double time = kVendorStart + std::max(2.4e-9 * (results + 0.4e6) * static_cast<double>(p.k), weight_time(p));
+  if (p.norm != Norm::kNone) time += 2.0 + 0.86e-6 * static_cast<double>(p.m * p.k);
+  const bool in_product = p.activation == Activation::kNone || p.activation == Activation::kRelu ||
+                          p.activation == Activation::kGeluTanh;
+  return p.gated || !in_product ? time + 2.0 + 4.2e-6 * results : time;
 }
 
 // The skinny variant that gives a CTA to nearly every multiprocessor; false if there is none or it cannot run.
@@ -95,7 +124,7 @@ Plan stream_plan(const LinearProblem& p, int rows, const Device& device) {
   const HopperVariant& v = stream_variants()[plan.variant];
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns);
   const int64_t k_blocks = ceil_div(p.k, 64);
-  const int64_t wanted = rows <= 16 ? device.sm_count * 3 / 4 : device.sm_count * 3 / 2;
+  const int64_t wanted = device.sm_count * 7 / 10;
   int split = 1;
   while (split < 8 && tiles * split < wanted && k_blocks >= split * 4) split *= 2;
   if (split == 1 && k_blocks >= 32) split = 2;
@@ -110,34 +139,47 @@ Plan stream_plan(const LinearProblem& p, int rows, const Device& device) {
 
 double stream_time(const LinearProblem& p, const Plan& plan, const Device& device) {
   const HopperVariant& v = stream_variants()[plan.variant];
-  const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * plan.cluster_m;
-  // Of one CTA, several to a multiprocessor. The sums of many rows take longer than the product.
-  const bool sums = p.norm != Norm::kNone && plan.row_stats == 0;
-  const double per_k_block = v.split == 1 ? 0.10 * v.columns / 64 : v.rows <= 32 ? 0.10 : sums ? 0.4 : 0.2;
-  const int64_t waves = ceil_div(tiles, device.sm_count), k_blocks = ceil_div(ceil_div(p.k, 64), plan.cluster_m);
-  const double compute = static_cast<double>(waves * k_blocks) * per_k_block;
-  const double memory = static_cast<double>(p.packed_columns() * p.k * 2) / 4.0e6;
-  return std::max(compute, memory) + 3.0;
+  const int64_t ctas = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * plan.cluster_m;
+  const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), plan.cluster_m));
+  // Of a K block of one CTA to a multiprocessor; the sums are taken beside the product.
+  double per_k_block = v.rows <= 16 ? 0.18 : v.rows <= 32 ? 0.27 : v.rows <= 64 ? 0.36 : 0.55;
+  if (v.split == 1) per_k_block = 0.10;
+  per_k_block *= static_cast<double>(v.columns) / 64.0;
+  if (p.norm != Norm::kNone && plan.row_stats == 0) per_k_block += 0.001 * v.rows;
+  const double load = std::max(1.0, static_cast<double>(ctas) / device.sm_count);
+  return kStreamStart + std::max(k_blocks * per_k_block * load, 1.05 * weight_time(p));
 }
 
 Plan hopper_plan(const LinearProblem& p, const Device& device) {
-  if (p.m <= 32) return stream_plan(p, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32, device);
-  Plan best = stream_plan(p, p.m <= 64 && p.k <= 2048 ? 32 : 64, device);
-  double best_time = stream_time(p, best, device);
+  if (p.m <= 16) return stream_plan(p, p.m <= 8 ? 8 : 16, device);
+  Plan best;
+  double best_time = vendor_time(p);
+  best.path = Path::kVendor;
+  if (!refusal(p, best).empty()) best_time = std::numeric_limits<double>::max();
+  if (p.m <= 32) {
+    const Plan stream = stream_plan(p, 32, device);
+    const double time = stream_time(p, stream, device);
+    if (time < best_time && stream_refusal(p, stream).empty()) best_time = time, best = stream;
+  }
   for (const TileCost& cost : kTiles) {
     const HopperVariant& v = tile_variants()[cost.variant];
     if (v.gated != (p.gated != 0) || cost.split > ceil_div(p.k, 64)) continue;
-    const double time = tile_time(p, cost, separate_sums(p, cost), device);
+    const bool separate = separate_sums(p, cost, device);
+    const double time = tile_time(p, cost, separate, device);
     if (time >= best_time) continue;
     Plan plan;
     plan.path = Path::kTile;
     plan.variant = cost.variant;
-    // Two CTAs share a weight tile where the loads of all would be too many for L2, unless that makes row tiles empty.
+    // Two CTAs share the loads of a weight tile, or of one of x, where that leaves none of them without a tile.
     const int64_t row_tiles = ceil_div(p.m, v.rows);
-    const bool busy = row_tiles * ceil_div(p.packed_columns(), v.columns) * 4 >= int64_t{3} * device.sm_count;
-    plan.cluster_m = cost.split == 1 && busy && p.k >= 2048 && (row_tiles % 2 == 0 || row_tiles >= 9) ? 2 : 1;
-    if (separate_sums(p, cost)) plan.row_stats = p.k <= 1024 ? 1 : 2;
+    const int64_t column_tiles = ceil_div(p.packed_columns(), v.columns);
+    if (cost.split == 1 && row_tiles % 2 == 0)
+      plan.cluster_m = 2;
+    else if (cost.split == 1 && column_tiles % 2 == 0 && p.k >= 2048 && p.m >= v.rows)
+      plan.cluster_n = 2;
+    if (separate) plan.row_stats = p.k <= 1024 ? 1 : 2;
     plan.raster = p.m > 1024 ? 16 : 8;
+    if (!tile_refusal(p, plan).empty()) plan.cluster_m = plan.cluster_n = 1;
     if (!tile_refusal(p, plan).empty()) continue;
     best_time = time;
     best = plan;
@@ -145,13 +187,14 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
   return best;
 }
 
-// Microseconds by the model; negative for a path that it does not cover.
+// Microseconds by the model; infinite for the portable kernel, which it does not cover.
 double modelled_time(const LinearProblem& p, const Plan& plan, const Device& device) {
   if (plan.path == Path::kStream) return stream_time(p, plan, device);
-  if (plan.path != Path::kTile) return -1.0;
-  for (const TileCost& cost : kTiles)
-    if (cost.variant == plan.variant) return tile_time(p, cost, p.norm != Norm::kNone && plan.row_stats != 0, device);
-  return -1.0;
+  if (plan.path == Path::kVendor) return vendor_time(p);
+  if (plan.path == Path::kTile)
+    for (const TileCost& cost : kTiles)
+      if (cost.variant == plan.variant) return tile_time(p, cost, plan.row_stats != 0, device);
+  return std::numeric_limits<double>::max();
 }
 
 }  // namespace
@@ -159,28 +202,31 @@ double modelled_time(const LinearProblem& p, const Plan& plan, const Device& dev
 
 namespace {
 
-// The measured plan for just this many rows; between two measured numbers the one of either that the model prefers.
+// The measured plan for just this many rows. Between two measured powers of two that of either which the model prefers,
+// or the model's own choice where it is clearly faster: a tile may suit both neighbours and leave most of the last wave
+// empty here.
 bool tuned_plan(const LinearProblem& p, const Device& device, Plan* plan) {
+  if (find_tuned(p, device, p.m, plan) && refusal(p, *plan).empty()) return true;
   const int64_t bucket = row_bucket(p.m);
   const bool above = find_tuned(p, device, bucket, plan) && refusal(p, *plan).empty();
   if (p.m >= bucket) return above;
-#ifdef ONNXFUSE_HOPPER
   Plan below;
-  if (!find_tuned(p, device, bucket / 2, &below) || !refusal(p, below).empty()) return above;
-  double best = above ? modelled_time(p, *plan, device) : -1.0;
-  const double time = modelled_time(p, below, device);
-  if (!above || (time >= 0.0 && best >= 0.0 && time < best)) *plan = below, best = time;
-  // A tile may suit both neighbours and leave most of the last wave empty here. The model can tell tiles from one another,
-  // not tiles from streams: it errs by more than they differ.
-  if (p.m <= 64 || plan->path != Path::kTile) return true;
+  const bool has_below = find_tuned(p, device, bucket / 2, &below) && refusal(p, below).empty();
+  if (!above && !has_below) return false;
+  if (!above) *plan = below;
+#ifdef ONNXFUSE_HOPPER
+  if (!device.hopper) return true;
+  double best = modelled_time(p, *plan, device);
+  if (above && has_below) {
+    const double time = modelled_time(p, below, device);
+    if (time < best) *plan = below, best = time;
+  }
   const Plan modelled = hopper_plan(p, device);
-  if (modelled.path != Path::kTile || !refusal(p, modelled).empty()) return true;
+  if (!refusal(p, modelled).empty()) return true;
   const double other = modelled_time(p, modelled, device);
   if (other < kClearlyFaster * best && other + kWorthWhile < best) *plan = modelled;
-  return true;
-#else
-  return above;
 #endif
+  return true;
 }
 
 }  // namespace
