@@ -41,6 +41,7 @@ PLAN = tuple(field.name for field in fields(Plan) if field.name != "overlap")
 """The fields of an entry of a tuning file: what it is for, and the plan; in the order of the shipped table."""
 
 MULTIPROCESSORS = 132  # of a Hopper GPU, about; only what is far off for it is left out
+WORTH_TRYING = 1.5  # times the least modelled time; of 400 shapes the fastest plan had up to 1.3 times that
 FINALISTS = 4
 FINAL_ROUNDS = 6  # even: each of two finalists is first as often as the other
 WORTH_WHILE = 0.98  # of the time of the plan that is used anyway
@@ -118,9 +119,8 @@ def candidates(shape: Shape, variants: Sequence[Variant]) -> list[Plan]:
             kilobytes = (50, 75, 110) if shape.rows <= 32 else (75, 110)
             for split, size, own in product((1, 2, 4, 8), kilobytes, stats):
                 found.append(Plan("stream", v.index, _stages(v, size), split, 1, 8, own, 3))
-        if v.path == "tile" and shape.rows >= 32 and v.gated == shape.gated:
-            waves = -(-shape.rows // v.rows) * -(-packed // v.columns) / MULTIPROCESSORS
-            if v.rows > 2 * shape.rows or (v.rows * v.columns < 128 * 128 and waves > 8):
+        if v.path == "tile" and shape.rows > 16 and v.gated == shape.gated:
+            if v.rows > 4 * shape.rows:
                 continue
             rasters = (4, 16) if shape.rows > 1024 else (8,)
             ways = [0] if shape.norm == "none" else [1, 2] if v.columns > 128 else [0, 1, 2]
@@ -154,13 +154,21 @@ def _stages(v: Variant, kilobytes: int) -> int:
     return min(v.max_stages, max(2, kilobytes * 1024 // ((v.rows + v.columns) * 128)))
 
 
+def _worth_trying(kernels: Kernels, shape: Shape) -> list[Plan]:
+    times = {plan: kernels.modelled(shape, plan) for plan in candidates(shape, kernels.variants())}
+    if shape.rows <= 64:  # the model does not tell streams from one another
+        return list(times)
+    least = min((time for time in times.values() if time is not None), default=0.0)
+    return [plan for plan, time in times.items() if time is None or time <= WORTH_TRYING * least]
+
+
 def tune_shape(kernels: Kernels, shape: Shape, skip: Collection[tuple[str, int]] = ()) -> Tuned:
     """Times the candidates for one shape: all of them briefly, the best few again beside the plan used so far."""
     limit = DIFFERENCE_LIMIT[shape.dtype]
     default = kernels.chosen(shape)
     with kernels.bench(shape) as bench:
         scanned: list[tuple[float, Plan]] = []
-        for plan in candidates(shape, kernels.variants()):
+        for plan in _worth_trying(kernels, shape):
             if (plan.path, plan.variant) in skip:
                 continue
             measured = bench.measure(plan, SCAN_SECONDS)

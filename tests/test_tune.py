@@ -41,6 +41,9 @@ class FakeKernels:
     def chosen(self, shape: Shape) -> Plan:
         return SLOW
 
+    def modelled(self, shape: Shape, plan: Plan) -> float | None:
+        return None
+
     @contextmanager
     def bench(self, shape: Shape) -> Iterator[FakeKernels]:
         self.opened.append(shape)
@@ -145,6 +148,27 @@ def test_the_fastest_right_plan_is_kept_and_a_run_resumes(
 
     monkeypatch.setattr(FakeKernels, "variants", lambda self: VARIANTS[1:])  # the numbers mean other kernels now
     assert len(tune.tune(model, path, rows=(3,))) == 3
+
+
+def test_what_the_model_finds_far_too_slow_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {FAST: 20.0, SLOW: 10.0, WRONG: None}
+    measured: list[Plan] = []
+
+    def measure(self: FakeKernels, plan: Plan, seconds: float) -> tuple[float, float]:
+        measured.append(plan)
+        return 10.0, 2e-4
+
+    monkeypatch.setattr(tune, "Kernels", FakeKernels)
+    monkeypatch.setattr(tune, "candidates", lambda shape, variants: list(times))
+    monkeypatch.setattr(FakeKernels, "modelled", lambda self, shape, plan: times[plan])
+    monkeypatch.setattr(FakeKernels, "measure", measure)
+    tune.tune_shapes([Shape(100, 64, 64)], tmp_path / "tuning.json")
+    assert set(measured) == {SLOW, WRONG}
+    measured.clear()
+    tune.tune_shapes([Shape(16, 64, 64)], tmp_path / "tuning.json")
+    assert FAST in measured
 
 
 def test_a_plan_that_is_not_faster_is_not_taken(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

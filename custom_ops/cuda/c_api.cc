@@ -1,5 +1,6 @@
 // A plain C surface over the launchers, for the tuner and the benchmarks: no ORT needed to run or time a kernel.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "choose.h"
@@ -49,6 +50,13 @@ ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* pr
   alignas(16) static const float kSums[4] = {};
   if (asked.colsum == nullptr) asked.colsum = kSums;
   *plan = onnxfuse::cuda::choose_plan(asked, onnxfuse::cuda::current_device());
+}
+
+// Microseconds that the plan would take by the model which chooses where nothing was measured; negative if unknown.
+ONNXFUSE_C_API double onnxfuse_cuda_modelled(const onnxfuse::cuda::LinearProblem* problem,
+                                             const onnxfuse::cuda::Plan* plan) {
+  const double time = onnxfuse::cuda::modelled_time(*problem, *plan, onnxfuse::cuda::current_device());
+  return std::isfinite(time) ? time : -1.0;
 }
 
 ONNXFUSE_C_API int onnxfuse_cuda_variant(int path, int index, int* rows, int* columns, int* gated, int* max_stages,

@@ -17,4 +17,7 @@ Device current_device();
 // The fastest known plan: from the tuning table if it holds the shape, else by a model of the kernels' times.
 Plan choose_plan(const LinearProblem& problem, const Device& device);
 
+// Microseconds by that model; infinite for a plan that it does not cover.
+double modelled_time(const LinearProblem& problem, const Plan& plan, const Device& device);
+
 }  // namespace onnxfuse::cuda

@@ -46,7 +46,11 @@ Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cu
     const Overlap overlap = plan.path != Path::kTile || plan.overlap == 0 ? Overlap::kNone
                             : plan.row_stats == 2                         ? Overlap::kReady
                                                                           : Overlap::kBoth;
-    if (Status s = launch_row_stats(problem, scratch, overlap, stream); !s.ok()) return s;
+    bool beside = true;
+#ifdef ONNXFUSE_HOPPER
+    beside = plan.path != Path::kTile || tile_variants()[plan.variant].leaves_room;
+#endif
+    if (Status s = launch_row_stats(problem, scratch, overlap, beside, stream); !s.ok()) return s;
     stats = scratch;
   }
   switch (plan.path) {

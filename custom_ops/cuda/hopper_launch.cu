@@ -48,11 +48,11 @@ int loaded_rows(const LinearProblem& p, int tile_rows, int shared_by) {
 const std::vector<HopperVariant>& stream_variants() {
   static const std::vector<HopperVariant> variants = {
 #define VARIANT(index, mma, groups, tile_x) \
-  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>(), 8, true},
+  {tile_x, 64 * mma * groups, false, stream_stages_that_fit<StreamTile<__half, mma, groups, tile_x>>(), 8, true, true},
 #include "stream_variants.inc"
 #undef VARIANT
 #define VARIANT(index, slabs, row_tiles) \
-  {8 * row_tiles, 16 * slabs, false, stages_that_fit<SkinnyTile<__half, slabs, row_tiles>>(), 1, true},
+  {8 * row_tiles, 16 * slabs, false, stages_that_fit<SkinnyTile<__half, slabs, row_tiles>>(), 1, true, true},
 #include "skinny_variants.inc"
 #undef VARIANT
   };
@@ -63,7 +63,8 @@ const std::vector<HopperVariant>& tile_variants() {
   static const std::vector<HopperVariant> variants = {
 #define VARIANT(index, groups, tile_n, gated, split)                                                      \
   {64 * groups, tile_n, gated, stages_that_fit<TileShape<__half, groups, tile_n, gated, split>>(), split, \
-   TileShape<__half, groups, tile_n, gated, split>::kOwnStats},
+   TileShape<__half, groups, tile_n, gated, split>::kOwnStats,                                            \
+   TileShape<__half, groups, tile_n, gated, split>::kLeftRegisters >= kRowStatsRegisters},
 #include "tile_variants.inc"
 #undef VARIANT
   };

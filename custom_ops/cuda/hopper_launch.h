@@ -12,8 +12,9 @@ struct HopperVariant {
   int columns;  // packed weight columns in a tile
   bool gated;   // kTile only: the epilogue is compiled for one of the two ops
   int max_stages;
-  int split;        // CTAs of the cluster that share K; kStream: the most that can
-  bool takes_sums;  // kTile: of a norm's rows, itself
+  int split;         // CTAs of the cluster that share K; kStream: the most that can
+  bool takes_sums;   // kTile: of a norm's rows, itself
+  bool leaves_room;  // kTile: for a block of the kernel that takes them before
 };
 
 const std::vector<HopperVariant>& stream_variants();

@@ -46,4 +46,20 @@ Status launch_cluster(void (*kernel)(Params), std::atomic<uint64_t>* allowed, di
   return cuda_status(cudaLaunchKernelEx(&config, kernel, params), "launch");
 }
 
+// A kernel without cluster; with `overlap` it may start before the preceding one has ended, and has to wait for it.
+template <typename... Params, typename... Arguments>
+Status launch_after(void (*kernel)(Params...), dim3 grid, int threads, bool overlap, cudaStream_t stream,
+                    Arguments... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  return cuda_status(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(arguments)...), "launch");
+}
+
 }  // namespace onnxfuse::cuda

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "device_attribute.h"
+#include "launch_attributes.h"
 #include "numeric.cuh"
 #include "row_stats.h"
 
@@ -11,9 +12,10 @@ namespace {
 // A warp to a row, or to several short ones: a lane has kLoads 16-byte loads under way, kLoads / kRows of each row. One
 // pass is enough: the sums are shifted by x[m, 0], so a large mean does not cancel.
 constexpr int kLoads = 8;
+constexpr int kAlone = 512;  // threads of a block that has a multiprocessor for itself
 
-template <typename T, int kRows>
-__global__ __launch_bounds__(kRowStatsThreads, 65536 / kRowStatsRegisters) void row_stats_kernel(
+template <typename T, int kRows, int kThreads>
+__global__ __launch_bounds__(kThreads, 65536 / kRowStatsRegisters * kRowStatsThreads / kThreads) void row_stats_kernel(
     const T* x, RowStats* stats, int64_t m, int64_t k, Norm norm, float epsilon, bool ready) {
 #if __CUDA_ARCH__ >= 900
   if (!ready) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -21,9 +23,9 @@ __global__ __launch_bounds__(kRowStatsThreads, 65536 / kRowStatsRegisters) void 
   if (ready) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kRowStatsThreads / 32);
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
   const bool vectors = sizeof(T) == 2 && k % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  for (int64_t row0 = (static_cast<int64_t>(blockIdx.x) * (kRowStatsThreads / 32) + warp) * kRows; row0 < m;
+  for (int64_t row0 = (static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + warp) * kRows; row0 < m;
        row0 += warps * kRows) {
     float sum[kRows] = {}, squares[kRows] = {}, shift[kRows] = {};
     const int rows = static_cast<int>(m - row0 < kRows ? m - row0 : kRows);
@@ -74,40 +76,34 @@ __global__ __launch_bounds__(kRowStatsThreads, 65536 / kRowStatsRegisters) void 
 }
 
 template <typename T>
-Status launch(const LinearProblem& p, void* stats, Overlap overlap, cudaStream_t stream) {
+Status launch(const LinearProblem& p, void* stats, Overlap overlap, bool beside, cudaStream_t stream) {
   int sm_count = 0;
   if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.blockDim = dim3(kRowStatsThreads);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap == Overlap::kNone ? 0 : 1;
-  auto start = [&](void (*kernel)(const T*, RowStats*, int64_t, int64_t, Norm, float, bool), int rows) {
-    const int64_t blocks = (p.m + rows * 4 - 1) / (rows * 4);
-    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, sm_count)));
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(p.x), static_cast<RowStats*>(stats),
-                                          p.m, p.k, p.norm, p.epsilon, overlap == Overlap::kReady),
-                       "row statistics");
+  auto start = [&](void (*kernel)(const T*, RowStats*, int64_t, int64_t, Norm, float, bool), int rows, int threads) {
+    const int64_t at_once = rows * threads / 32;
+    const dim3 grid(static_cast<unsigned>(std::min<int64_t>((p.m + at_once - 1) / at_once, sm_count)));
+    return launch_after(kernel, grid, threads, overlap != Overlap::kNone, stream, static_cast<const T*>(p.x),
+                        static_cast<RowStats*>(stats), p.m, p.k, p.norm, p.epsilon, overlap == Overlap::kReady);
   };
+  // Where products leave no room, small blocks would crowd on the multiprocessors that are free first. Many short rows
+  // are not over before the product's first tile is.
+  if (!beside || (p.k < 2048 && p.m > 2048)) return start(row_stats_kernel<T, 1, kAlone>, 1, kAlone);
   // Several rows to a warp only where every multiprocessor has work without that.
   const bool many = p.m > sm_count * 4;
-  if (many && p.k <= 1024) return start(row_stats_kernel<T, 2>, 2);
-  return start(row_stats_kernel<T, 1>, 1);
+  if (many && p.k <= 1024) return start(row_stats_kernel<T, 2, kRowStatsThreads>, 2, kRowStatsThreads);
+  return start(row_stats_kernel<T, 1, kRowStatsThreads>, 1, kRowStatsThreads);
 }
 
 }  // namespace
 
-Status launch_row_stats(const LinearProblem& p, void* stats, Overlap overlap, cudaStream_t stream) {
+Status launch_row_stats(const LinearProblem& p, void* stats, Overlap overlap, bool beside, cudaStream_t stream) {
   switch (p.dtype) {
     case DType::kFloat16:
-      return launch<__half>(p, stats, overlap, stream);
+      return launch<__half>(p, stats, overlap, beside, stream);
     case DType::kBFloat16:
-      return launch<__nv_bfloat16>(p, stats, overlap, stream);
+      return launch<__nv_bfloat16>(p, stats, overlap, beside, stream);
     case DType::kFloat32:
-      return launch<float>(p, stats, overlap, stream);
+      return launch<float>(p, stats, overlap, beside, stream);
   }
   return {"unknown dtype"};
 }

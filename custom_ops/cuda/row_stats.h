@@ -15,7 +15,7 @@ enum class Overlap {
   kReady,  // as kBoth, but the next one only when the preceding kernel has ended: it need not wait for x
 };
 
-// Writes RowStats[m] of p.x to `stats` (device memory).
-Status launch_row_stats(const LinearProblem& p, void* stats, Overlap overlap, cudaStream_t stream);
+// Writes RowStats[m] of p.x to `stats` (device memory). `beside`: the product leaves kRowStatsRegisters.
+Status launch_row_stats(const LinearProblem& p, void* stats, Overlap overlap, bool beside, cudaStream_t stream);
 
 }  // namespace onnxfuse::cuda

@@ -119,6 +119,7 @@ class Kernels:
         try:
             self._library.onnxfuse_cuda_bench_open.restype = ctypes.c_void_p
             self._library.onnxfuse_cuda_scratch.restype = ctypes.c_int64
+            self._library.onnxfuse_cuda_modelled.restype = ctypes.c_double
         except AttributeError as error:
             raise RuntimeMissingError(
                 f"the custom-op library `{path}` has no CUDA kernels",
@@ -145,6 +146,11 @@ class Kernels:
         plan = CPlan()
         self._library.onnxfuse_cuda_choose(ctypes.byref(shape.as_c()), ctypes.byref(plan))
         return Plan.from_c(plan)
+
+    def modelled(self, shape: Shape, plan: Plan) -> float | None:
+        """Microseconds of one call by the model that chooses where nothing was measured; None if it cannot tell."""
+        time = float(self._library.onnxfuse_cuda_modelled(ctypes.byref(shape.as_c()), ctypes.byref(plan.as_c())))
+        return time if time > 0.0 else None
 
     def scratch_bytes(self, problem: CProblem, plan: Plan) -> int:
         """Device bytes that `run` needs beside the tensors; -1 if the plan cannot run the problem."""
