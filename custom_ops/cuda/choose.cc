@@ -56,8 +56,10 @@ double sums_time(const LinearProblem& p) {
   return p.norm == Norm::kNone ? 0.0 : p.norm == Norm::kLayer ? 2.0 * kSums : kSums;
 }
 
-// Of the kernel that takes the sums before.
-double separate_sums_time(const LinearProblem& p) { return 2.2 + 0.45e-6 * static_cast<double>(p.m * p.k); }
+// Of the kernel that takes the sums before; where the tile leaves no room beside it, all of it passes before the product.
+double separate_sums_time(const LinearProblem& p, const HopperVariant& v) {
+  return (v.leaves_room ? 1.3 : 2.2) + 0.45e-6 * static_cast<double>(p.m * p.k);
+}
 
 // Whether the sums are better taken by a kernel before.
 bool separate_sums(const LinearProblem& p, const TileCost& cost, const Device& device) {
@@ -66,7 +68,7 @@ bool separate_sums(const LinearProblem& p, const TileCost& cost, const Device& d
   const double k_blocks = static_cast<double>(ceil_div(ceil_div(p.k, 64), cost.split));
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns) * cost.split;
   const int64_t waves = ceil_div(tiles, device.sm_count);
-  return !v.takes_sums || static_cast<double>(waves) * k_blocks * sums_time(p) > separate_sums_time(p);
+  return !v.takes_sums || static_cast<double>(waves) * k_blocks * sums_time(p) > separate_sums_time(p, v);
 }
 
 double tile_time(const LinearProblem& p, const TileCost& cost, bool separate, const Device& device) {
@@ -80,7 +82,7 @@ double tile_time(const LinearProblem& p, const TileCost& cost, bool separate, co
     epilogue += (p.activation == Activation::kGelu ? 2.0 : 1.0) * kActivation * v.rows * v.columns / (128.0 * 128.0);
   const double compute = waves * (k_blocks * (cost.per_k_block + (separate ? 0.0 : sums_time(p))) + epilogue);
   return std::max(compute, weight_time(p)) + kTileStart +
-         (separate && p.norm != Norm::kNone ? separate_sums_time(p) : 0.0);
+         (separate && p.norm != Norm::kNone ? separate_sums_time(p, v) : 0.0);
 }
 
 // cuBLASLt, which has a tile for nearly every number of rows, with the kernels before and after it.
@@ -177,7 +179,7 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
       plan.cluster_m = 2;
     else if (cost.split == 1 && column_tiles % 2 == 0 && p.k >= 2048 && p.m >= v.rows)
       plan.cluster_n = 2;
-    if (separate) plan.row_stats = p.k <= 1024 ? 1 : 2;
+    if (separate) plan.row_stats = v.leaves_room ? 1 : 2;
     plan.raster = p.m > 1024 ? 16 : 8;
     if (!tile_refusal(p, plan).empty()) plan.cluster_m = plan.cluster_n = 1;
     if (!tile_refusal(p, plan).empty()) continue;

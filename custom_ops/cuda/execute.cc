@@ -36,31 +36,30 @@ std::string refusal(const LinearProblem& problem, const Plan& plan) {
 
 int64_t scratch_bytes(const LinearProblem& problem, const Plan& plan) {
   if (plan.path == Path::kVendor) return vendor_scratch_bytes(problem);
-  return separate_stats(problem, plan) ? problem.m * kRowStatsBytes : 0;
+  return separate_stats(problem, plan) ? row_stats_scratch(problem.m) : 0;
 }
 
 Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cudaStream_t stream) {
   if (problem.m == 0 || problem.n == 0) return {};
-  const void* stats = nullptr;
+  StatsSource stats;
   if (separate_stats(problem, plan)) {
     const Overlap overlap = plan.path != Path::kTile || plan.overlap == 0 ? Overlap::kNone
                             : plan.row_stats == 2                         ? Overlap::kReady
-                                                                          : Overlap::kBoth;
+                                                                          : Overlap::kFlags;
     bool beside = true;
 #ifdef ONNXFUSE_HOPPER
     beside = plan.path != Path::kTile || tile_variants()[plan.variant].leaves_room;
 #endif
-    if (Status s = launch_row_stats(problem, scratch, overlap, beside, stream); !s.ok()) return s;
-    stats = scratch;
+    if (Status s = launch_row_stats(problem, scratch, overlap, beside, stream, &stats); !s.ok()) return s;
   }
   switch (plan.path) {
     case Path::kGeneric:
-      return launch_generic(problem, stats, stream);
+      return launch_generic(problem, stats.rows, stream);
     case Path::kVendor:
       return launch_vendor(problem, scratch, stream);
 #ifdef ONNXFUSE_HOPPER
     case Path::kStream:
-      return launch_stream(problem, plan, stats, stream);
+      return launch_stream(problem, plan, stats.rows, stream);
     case Path::kTile:
       return launch_tile(problem, plan, stats, stream);
 #endif

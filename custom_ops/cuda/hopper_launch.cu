@@ -135,7 +135,7 @@ std::string tile_refusal(const LinearProblem& p, const Plan& plan) {
   return {};
 }
 
-Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_stats, cudaStream_t stream) {
+Status launch_tile(const LinearProblem& p, const Plan& plan, const StatsSource& row_stats, cudaStream_t stream) {
   if (std::string why = tile_refusal(p, plan); !why.empty()) return {why};
   const HopperVariant& v = tile_variants()[plan.variant];
   TileParams params = {};
@@ -147,8 +147,9 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const void* row_sta
     if (Status s = encode_matrix(&params.residual, p.residual, p.dtype, p.m, p.n, 64); !s.ok()) return s;
   }
   params.bias = p.bias, params.colsum = p.colsum, params.residual_pointer = p.residual, params.y = p.y;
-  params.stats = static_cast<const RowStats*>(row_stats);
-  params.x_is_ready = row_stats != nullptr && plan.row_stats == 2 && plan.overlap != 0;
+  params.stats = static_cast<const RowStats*>(row_stats.rows);
+  params.flags = row_stats.flags, params.nonce = row_stats.nonce, params.stats_blocks = row_stats.blocks;
+  params.x_is_ready = row_stats.rows != nullptr && plan.row_stats == 2 && plan.overlap != 0;
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
   params.block = Divisor(static_cast<int>(gate_block(p)));
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "row_stats.h"
 
 namespace onnxfuse::cuda {
 
@@ -26,6 +27,6 @@ std::string tile_refusal(const LinearProblem& problem, const Plan& plan);
 
 // `row_stats`: RowStats[m] on the device. launch_stream takes the statistics in the kernel if it is null.
 Status launch_stream(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
-Status launch_tile(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
+Status launch_tile(const LinearProblem& problem, const Plan& plan, const StatsSource& row_stats, cudaStream_t stream);
 
 }  // namespace onnxfuse::cuda

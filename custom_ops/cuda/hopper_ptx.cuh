@@ -51,6 +51,18 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// ---- global memory ----
+template <bool kOften>
+__device__ __forceinline__ void wait_for_flag(const uint64_t* flag, uint64_t value) {
+  uint64_t seen;
+  while (true) {
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+    if (seen == value) break;
+    if (!kOften) __nanosleep(200);
+  }
+  if (!kOften) asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+}
+
 // ---- cluster ----
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t r;

@@ -54,8 +54,8 @@ struct Plan {
   int32_t cluster_m = 1;  // kTile: CTAs that share a weight tile; kStream: CTAs that split K
   int32_t cluster_n = 1;  // kTile: CTAs that share a tile of x
   int32_t raster = 8;     // kTile: tile rows walked together, for L2 reuse
-  // The norm's statistics: 0, from the product's own kernel; from one before it, which starts beside it (1), or (kTile)
-  // lets it start when x is there, to be waited for in the epilogue only (2).
+  // The norm's statistics: 0, from the product's own kernel; else from one before it, which (kTile) runs beside it and
+  // says by flags when x and when they are there (1), or lets it start when x is there, and is waited for (2).
   int32_t row_stats = 0;
   int32_t lead = 0;       // kStream: K blocks before the last at which the next kernel may start; negative: at once
   int32_t ahead = 0;      // kStream, skinny: K blocks beyond the ring whose weights are fetched into L2 before x is there

@@ -1,5 +1,7 @@
 // Row statistics by a kernel of their own, for plans that do not take them inside the product.
 #include <algorithm>
+#include <atomic>
+#include <random>
 
 #include "device_attribute.h"
 #include "launch_attributes.h"
@@ -14,14 +16,27 @@ namespace {
 constexpr int kLoads = 8;
 constexpr int kAlone = 512;  // threads of a block that has a multiprocessor for itself
 
+// What this thread, and with a barrier before its block, has written is seen by who sees the flag.
+__device__ __forceinline__ void set_flag(uint64_t* flag, uint64_t value) {
+#if __CUDA_ARCH__ >= 700
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+#endif
+}
+
 template <typename T, int kRows, int kThreads>
 __global__ __launch_bounds__(kThreads, 65536 / kRowStatsRegisters * kRowStatsThreads / kThreads) void row_stats_kernel(
-    const T* x, RowStats* stats, int64_t m, int64_t k, Norm norm, float epsilon, bool ready) {
+    const T* x, RowStats* stats, int64_t m, int64_t k, Norm norm, float epsilon, bool ready, uint64_t* flags,
+    uint64_t nonce) {
 #if __CUDA_ARCH__ >= 900
   if (!ready) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (ready) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+  if (flags != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    // What came before is there for all: nothing to release, and a fence would take half a microsecond.
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(flags), "l"(nonce) : "memory");
+    flags[1] = 0;
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / 32);
   const bool vectors = sizeof(T) == 2 && k % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -73,17 +88,35 @@ __global__ __launch_bounds__(kThreads, 65536 / kRowStatsRegisters * kRowStatsThr
         stats[row0 + r] = finish_row_stats(norm, sum[r], squares[r], shift[r], 1.0f / k, epsilon);
     }
   }
+  if (flags != nullptr) {
+    __syncthreads();
+    if (threadIdx.x == 0) set_flag(flags + kFlagsBefore + blockIdx.x, nonce);
+  }
+}
+
+// Not the same twice, nor what happens to be in memory.
+uint64_t new_nonce() {
+  static std::atomic<uint64_t> next{(static_cast<uint64_t>(std::random_device{}()) << 32) | 1};
+  return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 template <typename T>
-Status launch(const LinearProblem& p, void* stats, Overlap overlap, bool beside, cudaStream_t stream) {
+Status launch(const LinearProblem& p, void* scratch, Overlap overlap, bool beside, cudaStream_t stream,
+              StatsSource* out) {
   int sm_count = 0;
   if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
-  auto start = [&](void (*kernel)(const T*, RowStats*, int64_t, int64_t, Norm, float, bool), int rows, int threads) {
+  auto start = [&](auto* kernel, int rows, int threads) {
     const int64_t at_once = rows * threads / 32;
-    const dim3 grid(static_cast<unsigned>(std::min<int64_t>((p.m + at_once - 1) / at_once, sm_count)));
-    return launch_after(kernel, grid, threads, overlap != Overlap::kNone, stream, static_cast<const T*>(p.x),
-                        static_cast<RowStats*>(stats), p.m, p.k, p.norm, p.epsilon, overlap == Overlap::kReady);
+    const int most = std::min(sm_count, kMostStatsBlocks);
+    out->blocks = static_cast<int>(std::min<int64_t>((p.m + at_once - 1) / at_once, most));
+    out->rows = scratch;
+    if (overlap == Overlap::kFlags) {
+      out->flags = reinterpret_cast<uint64_t*>(static_cast<char*>(scratch) + p.m * kRowStatsBytes);
+      out->nonce = new_nonce();
+    }
+    return launch_after(kernel, dim3(static_cast<unsigned>(out->blocks)), threads, overlap != Overlap::kNone, stream,
+                        static_cast<const T*>(p.x), static_cast<RowStats*>(scratch), p.m, p.k, p.norm, p.epsilon,
+                        overlap == Overlap::kReady, out->flags, out->nonce);
   };
   // Where products leave no room, small blocks would crowd on the multiprocessors that are free first. Many short rows
   // are not over before the product's first tile is.
@@ -96,14 +129,15 @@ Status launch(const LinearProblem& p, void* stats, Overlap overlap, bool beside,
 
 }  // namespace
 
-Status launch_row_stats(const LinearProblem& p, void* stats, Overlap overlap, bool beside, cudaStream_t stream) {
+Status launch_row_stats(const LinearProblem& p, void* scratch, Overlap overlap, bool beside, cudaStream_t stream,
+                        StatsSource* out) {
   switch (p.dtype) {
     case DType::kFloat16:
-      return launch<__half>(p, stats, overlap, beside, stream);
+      return launch<__half>(p, scratch, overlap, beside, stream, out);
     case DType::kBFloat16:
-      return launch<__nv_bfloat16>(p, stats, overlap, beside, stream);
+      return launch<__nv_bfloat16>(p, scratch, overlap, beside, stream, out);
     case DType::kFloat32:
-      return launch<float>(p, stats, overlap, beside, stream);
+      return launch<float>(p, scratch, overlap, beside, stream, out);
   }
   return {"unknown dtype"};
 }

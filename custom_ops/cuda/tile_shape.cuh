@@ -19,6 +19,9 @@ struct TileParams {
   const float* colsum;
   const RowStats* stats;  // [m], or null: taken here if there is a norm
   int x_is_ready;         // when this kernel starts: Overlap::kReady
+  uint64_t* flags;        // of the kernel that writes `stats`, or null: see StatsSource
+  uint64_t nonce;
+  int stats_blocks;
   void* y;                // [m, n]
   int m, n, k, k_blocks;
   int stages, stage_bytes, cluster_m, cluster_n;

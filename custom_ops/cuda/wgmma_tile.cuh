@@ -86,7 +86,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
   };
 
   // The way to the first loads is short, in instructions too: they come from L2. Each warp initialises what it uses.
-  constexpr int kReady = 1, kEmptyReady = 2;  // named barriers
+  constexpr int kReady = 1, kEmptyReady = 2, kFlagsSeen = 3, kFlagsUsed = 4, kRowsCleared = 5;  // named barriers
   if (warp == 0) {
     if (lane == 0) {
 #pragma unroll 4
@@ -184,8 +184,13 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
         }
       }
     }
+    if (warp == 1 && p.flags != nullptr) {
+      if (lane == 0) wait_for_flag<true>(p.flags, p.nonce);
+      __syncwarp();
+      named_barrier_arrive(kFlagsSeen, 96);
+    }
     if (threadIdx.x == 32) {  // x and the residual
-      if (!p.x_is_ready) wait_for_prerequisites();
+      if (!p.x_is_ready && p.flags == nullptr) wait_for_prerequisites();
       for (int tile = first_tile; tile < p.tiles; tile += tile_step) {
         int row0, column0;
         locate(tile, row0, column0);
@@ -213,8 +218,14 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       }
     }
     if (warp >= 2) {
-      wait_for_prerequisites();
       const int thread = threadIdx.x - 64;
+      if (p.flags == nullptr) {
+        wait_for_prerequisites();
+      } else {
+        named_barrier_sync(kFlagsSeen, 96);
+        for (int i = thread; i < p.stats_blocks; i += 64) wait_for_flag<false>(p.flags + kFlagsBefore + i, p.nonce);
+        named_barrier_sync(kFlagsUsed, 64);
+      }
       int count = 0;
       for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++count) {
         int row0, column0;
@@ -237,6 +248,9 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
           sums[i] = p.norm == Norm::kLayer && inside ? p.colsum[packed] : 0.0f;
         }
         barrier_arrive(gathered_full + buffer * 8);
+        if (count == 0 && p.flags != nullptr && thread == 0 &&
+            atomicAdd(reinterpret_cast<unsigned long long*>(p.flags + 1), 1ull) == gridDim.x - 1)
+          for (int i = 0; i < p.stats_blocks + kFlagsBefore; ++i) p.flags[i] = 0;  // all have seen them
       }
     }
     if constexpr (kSplit > 1) {  // this CTA's memory is read and written by others until they have arrived too
@@ -264,6 +278,15 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
   };
   const int warp_row = group * 64 + (warp % 4) * 16;  // in the tile
+  if (p.m < Tile::kTileM) {
+    // Nothing is loaded to the rows beyond x. What they hold is not stored, but values beside share a reciprocal with it.
+    const int first = min(max(p.m - group * 64, 0), 64);
+    for (int s = 0; s < p.stages; ++s)
+      for (int i = first * 8 + threadIdx.x % 128; i < 64 * 8; i += 128)
+        store_shared_16(base + s * Tile::kStageBytes + group * 64 * 128 + i * 16, make_uint4(0, 0, 0, 0));
+    fence_async_proxy();
+    named_barrier_sync(kRowsCleared + group, 128);
+  }
 
   int stage = 0;
   uint32_t phase = 0;

@@ -17,13 +17,16 @@ LIMIT = {"float32": 2e-5, "float16": 1.5e-3, "bfloat16": 1.2e-2}
 """Largest error over the largest value: a few roundings of the output, and sums in float32."""
 
 
-def cuda_session(model: ModelProto, graph: bool = False, custom: bool = True) -> ort.InferenceSession:
+def cuda_session(
+    model: ModelProto, graph: bool = False, custom: bool = True, device: int = 0
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     if custom:
         library.register(options)
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    provider = ("CUDAExecutionProvider", {"enable_cuda_graph": "1" if graph else "0", "use_tf32": "0"})
+    settings = {"device_id": str(device), "enable_cuda_graph": "1" if graph else "0", "use_tf32": "0"}
+    provider = ("CUDAExecutionProvider", settings)
     return ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
 
 
@@ -73,8 +76,8 @@ class GpuCase:
         named = zip(self.op.inputs, inputs, strict=True)
         return {s.name: as_feed(a) for s, a in named if a is not None and s.name not in self.constants}
 
-    def session(self, graph: bool = False) -> ort.InferenceSession:
-        return cuda_session(through_float32(self.model), graph)
+    def session(self, graph: bool = False, device: int = 0) -> ort.InferenceSession:
+        return cuda_session(through_float32(self.model), graph, device=device)
 
     def reference(self, inputs: Sequence[np.ndarray | None]) -> np.ndarray:
         return np.asarray(self.op.reference(inputs, self.attrs)[0], np.float64)

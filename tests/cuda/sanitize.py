@@ -43,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="without the shape that has many tiles")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th plan, from the I-th on")
+    parser.add_argument("--verbose", action="store_true", help="name every plan before it runs")
     options = parser.parse_args()
     first, parts = map(int, options.part.split("/"))
     kernels = Kernels()
@@ -59,6 +60,8 @@ def main() -> int:
                 for plan in list(plans(variants, shape))[first - 1 :: parts]:
                     if kernels.scratch_bytes(problem, plan) < 0:  # refused
                         continue
+                    if options.verbose:
+                        print(f"{shape.rows}x{shape.k}->{shape.n} {shape.norm} {plan}", flush=True)
                     measured = bench.measure(plan, 0.0)
                     checked += 1
                     if measured is None or not measured[1] < 3e-3:

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from onnxfuse.runtime import gpu
 from tests.cuda.gpu_case import LIMIT, GpuCase
 from tests.ops.cases import relative_error
 
@@ -65,6 +66,21 @@ def test_two_sessions_at_once() -> None:
     feeds = [case.feeds(case.inputs(200)) for case in cases]
     expected = [session.run(None, feed)[0] for session, feed in zip(sessions, feeds, strict=True)]
     repeat_in_threads(100, list(zip(sessions, feeds, expected, strict=True)))
+
+
+@pytest.mark.parametrize("rows", (1, 16, 130, 300))
+def test_two_gpus_in_one_process(rows: int) -> None:
+    """The same bits on both, one after the other and at once; what is kept for a device is kept for each."""
+    if len(gpu.devices()) < 2:
+        pytest.skip("there is one GPU only")
+    cases = [GpuCase(name, "float16", 1024, 512, {"norm": "layer"}) for name in ("Linear", "GatedLinear")]
+    for case in cases:
+        feed = case.feeds(case.inputs(rows))
+        sessions = [case.session(device=device) for device in (0, 1)]
+        found = [session.run(None, feed)[0] for session in sessions]
+        assert relative_error(found[1], case.reference(case.inputs(rows))) <= LIMIT["float16"]
+        assert np.array_equal(found[0], found[1])
+        repeat_in_threads(100, [(session, feed, found[0]) for session in sessions])
 
 
 @pytest.mark.parametrize("rows", (1, 130))
