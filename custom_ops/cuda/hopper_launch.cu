@@ -153,6 +153,8 @@ Status launch_tile(const LinearProblem& p, const Plan& plan, const StatsSource& 
   params.m = static_cast<int>(p.m), params.n = static_cast<int>(p.n), params.k = static_cast<int>(p.k);
   params.block = Divisor(static_cast<int>(gate_block(p)));
   params.stages = plan.stages > 0 ? plan.stages : v.max_stages;
+  if (p.m < v.rows && p.residual != nullptr)  // every stage is one of x: see where rows are cleared
+    params.stages = static_cast<int>(std::min<int64_t>(params.stages, std::max<int64_t>(2, (p.k + 63) / 64)));
   params.stage_bytes = (x_rows + v.columns) * 128;
   params.cluster_m = plan.cluster_m, params.cluster_n = plan.cluster_n, params.raster = plan.raster;
   params.has_residual = p.residual != nullptr;

@@ -278,10 +278,12 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
     return box + matrix_row * 128 + (((j + (lane >> 4)) ^ (matrix_row & 7)) << 4);
   };
   const int warp_row = group * 64 + (warp % 4) * 16;  // in the tile
-  if (p.m < Tile::kTileM) {
+  if (p.m < Tile::kTileM && p.cluster_n == 1) {
     // Nothing is loaded to the rows beyond x. What they hold is not stored, but values beside share a reciprocal with it.
     const int first = min(max(p.m - group * 64, 0), 64);
-    for (int s = 0; s < p.stages; ++s)
+    // To a stage that x does not use the residual may be on its way already; there are none if a CTA has several tiles.
+    const int used = kSplit == 1 && p.has_residual ? min(p.stages, k_end - k_begin) : p.stages;
+    for (int s = 0; s < used; ++s)
       for (int i = first * 8 + threadIdx.x % 128; i < 64 * 8; i += 128)
         store_shared_16(base + s * Tile::kStageBytes + group * 64 * 128 + i * 16, make_uint4(0, 0, 0, 0));
     fence_async_proxy();
