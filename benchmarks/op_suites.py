@@ -25,9 +25,14 @@ BERT_LARGE = ((3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096))
 VIT_L_ROWS = (197, 577, 1576, 3152)
 """One image of 224 or 384 pixels, eight or sixteen of 224: 197 and 577 patches are odd numbers of rows."""
 
-SUITES = ("norm-linear", "activation", "swiglu", "decode", "layer-norm", "llama")
-GOALS = SUITES[:-1]
-"""The suites that something is claimed of (op_verdict.py); `llama` is what a Llama-3-8B needs tuned besides."""
+GOALS = ("norm-linear", "activation", "swiglu", "decode", "layer-norm")
+"""The suites that something is claimed of (op_verdict.py)."""
+SUITES = (*GOALS, "llama", "between")
+"""`llama` is what a Llama-3-8B needs tuned besides; `between` what has to be chosen without measured plans."""
+
+ROWS_BETWEEN = (24, 48, 100, 300, 700, 1300, 2600)
+WEIGHTS_BETWEEN = ((1024, 1024), (4096, 1024), (1024, 4096), (3072, 768), (4096, 4096), (6144, 4096), (14336, 4096),
+                   (4096, 14336), (5120, 2048))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ def _float16_cells() -> list[Cell]:
             Cell("llama", Shape(m, 6144, 4096, norm="rms"), 4), Cell("llama", Shape(m, 4096, 4096, residual=True), 4),
             Cell("llama", Shape(m, 4096, 14336, residual=True), 4), Cell("llama", Shape(m, 32000, 4096, norm="rms"), 4),
         ]  # fmt: skip
+    found += [
+        Cell("between", Shape(m, n, k, norm=norm), 6)
+        for n, k in WEIGHTS_BETWEEN for m in ROWS_BETWEEN for norm in ("none", "rms")
+    ]  # fmt: skip
     return found
 
 

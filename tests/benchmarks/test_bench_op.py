@@ -30,6 +30,9 @@ class FakeKernels:
     def variants(self) -> list[Variant]:
         return [Variant("stream", 0, 8, 64, False, 24, 8)]
 
+    def modelled(self, shape: Shape, plan: Plan) -> float | None:
+        return None
+
     def chosen(self, shape: Shape) -> Plan:
         return Plan()
 

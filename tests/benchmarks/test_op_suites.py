@@ -46,4 +46,4 @@ def test_the_order_is_that_of_importance() -> None:
     last_square = max(i for i, c in enumerate(found) if c.suite == "layer-norm")
     first_layer = min(i for i, c in enumerate(found) if c.suite == "activation" and c.shape.k != 4096)
     assert last_square < first_layer
-    assert found[-1].suite == "llama"
+    assert found[-1].suite == "between"

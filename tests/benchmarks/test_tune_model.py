@@ -29,6 +29,9 @@ class FakeKernels:
     def __init__(self, factor: float = 0.9, wrong: bool = False) -> None:
         self.factor, self.wrong, self.measured = factor, wrong, 0
 
+    def modelled(self, shape: Shape, plan: Plan) -> float | None:
+        return None
+
     def chosen(self, shape: Shape) -> Plan:
         return DEFAULT
 
