@@ -10,9 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onnxfuse.errors import RuntimeMissingError
-from onnxfuse.runtime import library
+from onnxfuse.runtime import kernels, library
 
 ROOT = Path(__file__).parent.parent
 CUDA = ROOT / "custom_ops" / "cuda"
@@ -136,6 +138,31 @@ def test_every_variant_has_stages_that_fit(path: int, name: str, least: int) -> 
     if len(stages) != len(listed):
         pytest.skip("the library is of another list of variants")
     assert min(stages) >= least, stages
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    rows=st.integers(1, 5000) | st.integers(1, 1 << 20), n=st.integers(1, 1500), k=st.integers(1, 1500),
+    step=st.sampled_from((1, 8, 64)), dtype=st.sampled_from(kernels.DTYPES), norm=st.sampled_from(kernels.NORMS),
+    activation=st.sampled_from(kernels.ACTIVATIONS), gated=st.booleans(), architecture=st.sampled_from((80, 90, 100)),
+)  # fmt: skip
+def test_what_is_chosen_can_run(
+    rows: int, n: int, k: int, step: int, dtype: str, norm: str, activation: str, gated: bool, architecture: int
+) -> None:
+    opened = built()
+    if opened is None or not hasattr(opened, "onnxfuse_cuda_choose_for"):
+        pytest.skip("there is no library with these CUDA kernels")
+    shape = kernels.Shape(rows, n * step, k * step, dtype, norm, activation, gated)
+    problem, plan = shape.as_c(), kernels.CPlan()
+    problem.colsum = 16  # any address: it is only asked whether the plan can run
+    opened.onnxfuse_cuda_choose_for(ctypes.byref(problem), architecture, 132, ctypes.byref(plan))
+    opened.onnxfuse_cuda_scratch.restype = ctypes.c_int64
+    assert opened.onnxfuse_cuda_scratch(ctypes.byref(problem), ctypes.byref(plan), None, ctypes.c_int64(0)) >= 0
+    chosen = kernels.Plan.from_c(plan)
+    if architecture != 90 or dtype == "float32" or (step == 1 and (n % 8 or k % 8)):
+        assert chosen.path in ("generic", "vendor")
+    elif rows <= 16:
+        assert chosen.path == "stream"
 
 
 def test_divisors_divide(tmp_path: Path) -> None:

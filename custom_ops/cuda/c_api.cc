@@ -22,6 +22,13 @@ int report(const onnxfuse::cuda::Status& status, char* error, int64_t capacity) 
   return 1;
 }
 
+// The ops always have column sums where a plan needs them.
+onnxfuse::cuda::Plan choose(onnxfuse::cuda::LinearProblem problem, const onnxfuse::cuda::Device& device) {
+  alignas(16) static const float kSums[4] = {};
+  if (problem.colsum == nullptr) problem.colsum = kSums;
+  return onnxfuse::cuda::choose_plan(problem, device);
+}
+
 }  // namespace
 
 #define ONNXFUSE_C_API __attribute__((visibility("default")))
@@ -44,12 +51,20 @@ ONNXFUSE_C_API int onnxfuse_cuda_run(const onnxfuse::cuda::LinearProblem* proble
   return report(onnxfuse::cuda::execute(*problem, *plan, scratch, static_cast<cudaStream_t>(stream)), error, capacity);
 }
 
-// The plan that the ops would use on the current device. The ops always have column sums where a plan needs them.
+// The plan that the ops would use on the current device.
 ONNXFUSE_C_API void onnxfuse_cuda_choose(const onnxfuse::cuda::LinearProblem* problem, onnxfuse::cuda::Plan* plan) {
-  onnxfuse::cuda::LinearProblem asked = *problem;
-  alignas(16) static const float kSums[4] = {};
-  if (asked.colsum == nullptr) asked.colsum = kSums;
-  *plan = onnxfuse::cuda::choose_plan(asked, onnxfuse::cuda::current_device());
+  *plan = choose(*problem, onnxfuse::cuda::current_device());
+}
+
+// The plan that they would use on another one; needs none.
+ONNXFUSE_C_API void onnxfuse_cuda_choose_for(const onnxfuse::cuda::LinearProblem* problem, int architecture,
+                                             int multiprocessors, onnxfuse::cuda::Plan* plan) {
+  onnxfuse::cuda::Device device;
+  device.architecture = architecture, device.sm_count = multiprocessors;
+#ifdef ONNXFUSE_HOPPER
+  device.hopper = architecture == 90;
+#endif
+  *plan = choose(*problem, device);
 }
 
 // Microseconds that the plan would take by the model which chooses where nothing was measured; negative if unknown.
