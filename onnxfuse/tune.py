@@ -288,7 +288,7 @@ def stored_plans(path: Path, architecture: int, either_dtype: bool = False) -> C
 
 def epilogue(activation: str) -> str:
     """The class of `EPILOGUES` that this activation belongs to: its products share a plan."""
-    return "none" if activation == "none" else "vendor" if activation in ("relu", "gelu_tanh") else "own"
+    return {"none": "none", "gelu_tanh": "vendor"}.get(activation, "own")
 
 
 _EPILOGUES_TO_TRY = ((0, 2, 1), (1, 2, 0), (2, 1, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -163,6 +164,23 @@ def test_what_is_chosen_can_run(
         assert chosen.path in ("generic", "vendor")
     elif rows <= 16:
         assert chosen.path == "stream"
+    if rows * problem.n * (1 + gated) * problem.k <= 1 << 24:
+        assert chosen.path != "vendor"
+
+
+def test_host_code_compiles_without_the_hopper_kernels() -> None:
+    """As it is for all architectures but 90; a compiler of host code is enough."""
+    compiler, nvcc = shutil.which("g++") or shutil.which("c++"), shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+    headers = [path for path in (Path(root) / "include" for root in roots if root)
+               if (path / "cuda_runtime_api.h").exists()]  # fmt: skip
+    if compiler is None or not headers:
+        pytest.skip("there is no C++ compiler, or no CUDA toolkit with its headers")
+    warnings = ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    flags = ["-std=c++17", "-fsyntax-only", *warnings, f"-I{CUDA}", f"-isystem{headers[0]}"]
+    for path in (p for p in sources() if p.suffix == ".cc" and p.name not in ("ops.cc", "cuda_call.cc")):  # no ORT headers
+        done = subprocess.run([compiler, *flags, str(path)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_divisors_divide(tmp_path: Path) -> None:

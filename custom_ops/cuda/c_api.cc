@@ -62,7 +62,7 @@ ONNXFUSE_C_API void onnxfuse_cuda_choose_for(const onnxfuse::cuda::LinearProblem
   onnxfuse::cuda::Device device;
   device.architecture = architecture, device.sm_count = multiprocessors;
 #ifdef ONNXFUSE_HOPPER
-  device.hopper = architecture == 90;
+  device.hopper = architecture == 90 && multiprocessors > 0;
 #endif
   *plan = choose(*problem, device);
 }

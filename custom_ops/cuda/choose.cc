@@ -25,6 +25,15 @@ Device current_device() {
   return result;
 }
 
+namespace {
+
+// What the portable kernel does in a few microseconds is not: cuBLASLt's path has kernels before and after it.
+bool worth_three_launches(const LinearProblem& p) {
+  return static_cast<double>(p.m) * static_cast<double>(p.packed_columns() * p.k) > 1 << 24;
+}
+
+}  // namespace
+
 #ifdef ONNXFUSE_HOPPER
 namespace {
 
@@ -154,10 +163,13 @@ double stream_time(const LinearProblem& p, const Plan& plan, const Device& devic
 
 Plan hopper_plan(const LinearProblem& p, const Device& device) {
   if (p.m <= 16) return stream_plan(p, p.m <= 8 ? 8 : 16, device);
-  Plan best;
-  double best_time = vendor_time(p);
-  best.path = Path::kVendor;
-  if (!refusal(p, best).empty()) best_time = std::numeric_limits<double>::infinity();
+  Plan best;  // the portable kernel, if nothing else can run
+  double best_time = std::numeric_limits<double>::infinity();
+  if (worth_three_launches(p)) {
+    Plan vendor;
+    vendor.path = Path::kVendor;
+    if (refusal(p, vendor).empty()) best_time = vendor_time(p), best = vendor;
+  }
   if (p.m <= 32) {
     const Plan stream = stream_plan(p, 32, device);
     const double time = stream_time(p, stream, device);
@@ -192,7 +204,8 @@ Plan hopper_plan(const LinearProblem& p, const Device& device) {
 }  // namespace
 #endif
 
-double modelled_time(const LinearProblem& p, const Plan& plan, const Device& device) {
+double modelled_time([[maybe_unused]] const LinearProblem& p, [[maybe_unused]] const Plan& plan, const Device& device) {
+  if (!device.hopper) return std::numeric_limits<double>::infinity();
 #ifdef ONNXFUSE_HOPPER
   if (plan.path == Path::kStream) return stream_time(p, plan, device);
   if (plan.path == Path::kVendor) return vendor_time(p);
@@ -240,12 +253,11 @@ Plan choose_plan(const LinearProblem& p, const Device& device) {
 #ifdef ONNXFUSE_HOPPER
   if (device.hopper) {
     plan = hopper_plan(p, device);
-    if (refusal(p, plan).empty()) return plan;
+    if (plan.path != Path::kGeneric && refusal(p, plan).empty()) return plan;
   }
 #endif
   plan = Plan();
-  // What the portable kernel does in a few microseconds is not worth three launches.
-  plan.path = p.m * p.packed_columns() * p.k > (int64_t{1} << 24) ? Path::kVendor : Path::kGeneric;
+  if (worth_three_launches(p)) plan.path = Path::kVendor;
   if (refusal(p, plan).empty()) return plan;
   return Plan();
 }

@@ -41,6 +41,7 @@ int64_t scratch_bytes(const LinearProblem& problem, const Plan& plan) {
 
 Status execute(const LinearProblem& problem, const Plan& plan, void* scratch, cudaStream_t stream) {
   if (problem.m == 0 || problem.n == 0) return {};
+  if (std::string why = refusal(problem, plan); !why.empty()) return {why};
   StatsSource stats;
   if (separate_stats(problem, plan)) {
     const Overlap overlap = plan.path != Path::kTile || plan.overlap == 0 ? Overlap::kNone

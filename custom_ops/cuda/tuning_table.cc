@@ -24,10 +24,10 @@ constexpr Shipped kShipped[] = {
     {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 8, 0, 0, 0},
 };
 
-// Nothing but bias or residual, an activation that cuBLASLt has too, or another.
+// Nothing but bias or residual, the activation that cuBLASLt has too (its ReLU loses NaN), or another.
 int epilogue_class(Activation activation) {
   if (activation == Activation::kNone) return 0;
-  return activation == Activation::kRelu || activation == Activation::kGeluTanh ? 1 : 2;
+  return activation == Activation::kGeluTanh ? 1 : 2;
 }
 
 // The number after "name": in one object of the file; false if it is not there.
@@ -105,7 +105,9 @@ bool find_tuned(const LinearProblem& p, const Device& device, int64_t rows, Plan
   for (int other : order[epilogue]) {
     const auto found = table.find(Key(device.architecture, static_cast<int>(p.dtype), p.gated != 0,
                                       static_cast<int>(p.norm), other, p.packed_columns(), p.k, rows));
-    if (found == table.end() || (other != epilogue && found->second.path == Path::kVendor)) continue;
+    if (found == table.end()) continue;
+    const bool apart = other != epilogue || (epilogue == 1 && p.residual != nullptr);
+    if (apart && found->second.path == Path::kVendor) continue;
     *plan = found->second;
     return true;
   }

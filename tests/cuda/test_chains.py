@@ -81,6 +81,19 @@ def test_a_chain_has_the_bits_of_single_calls(variant: Variant, dtype: str) -> N
                             stream.synchronize()
                     stream.synchronize()
                     found.append(buffers[CALLS % BUFFERS].get())
+                with stream:
+                    stream.begin_capture()
+                    for index in range(CALLS):
+                        calls[index % BUFFERS](stream.ptr)
+                    graph = stream.end_capture()
+                for _ in range(3):  # a graph brings the same flags again
+                    for buffer in buffers:
+                        buffer.fill(0xFFFF)
+                    buffers[0][...] = first
+                    cupy.cuda.Device().synchronize()
+                    graph.launch(stream)
+                    stream.synchronize()
+                    found.append(buffers[CALLS % BUFFERS].get())
                 assert len(np.unique(found[0])) > 100, f"{shape} {plan}"
                 assert all((found[0] == other).all() for other in found[1:]), f"{shape} {plan}"
                 checked += 1
