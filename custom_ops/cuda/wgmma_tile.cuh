@@ -171,8 +171,11 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
           advance(stage, phase);
         }
         if (kSplit == 1 && p.has_residual)
-          for (int i = 0; i < Tile::kResidualStages; ++i) {
-            barrier_wait(empty + stage * 8, phase ^ 1);  // a barrier tells apart only two successive uses of its stage
+          for (int box = 0; box < Tile::kBoxes; box += Tile::kBoxesPerStage) {
+            // Expected here, not where it is loaded: nobody gets ahead of this thread by two uses of a stage, which a
+            // barrier does not tell apart.
+            barrier_wait(empty + stage * 8, phase ^ 1);
+            barrier_expect_bytes(full + stage * 8, min(Tile::kBoxesPerStage, Tile::kBoxes - box) * 8192);
             advance(stage, phase);
           }
       }
@@ -205,7 +208,6 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
           for (int box = 0; box < Tile::kBoxes; box += Tile::kBoxesPerStage) {
             const int count = min(Tile::kBoxesPerStage, Tile::kBoxes - box);
             barrier_wait(empty + stage * 8, phase ^ 1);
-            barrier_expect_bytes(full + stage * 8, count * 8192);
 #pragma unroll 1
             for (int i = 0; i < count; ++i) {
               const int slab = (box + i) % kGroups, chunk = (box + i) / kGroups;
