@@ -64,6 +64,13 @@ struct Index {
 
 struct Cta;
 
+// Bytes that a thread copies for itself, or an arrival when all before have come; with neither, the thread wakes.
+struct Copy {
+  uint32_t to;
+  const void* from;  // null: zeros
+  uint32_t bytes, barrier;
+};
+
 struct Fiber {
   void* stack_pointer;
   char* stack;
@@ -73,8 +80,15 @@ struct Fiber {
   bool done;
   bool waited;  // for the preceding kernel
   int cluster_arrivals, cluster_waits;
+  std::deque<Copy> copies;
   const char* waits_for;
   long detail;
+};
+
+// Four 8 x 8 matrices that a warp has asked for, and that are read when the first of them is needed.
+struct Matrices {
+  uint32_t* registers[32][4];
+  uint32_t addresses[32], mark;
 };
 
 // Threads that do something together; the last to come does it.
@@ -114,7 +128,8 @@ struct Cta {
   int threads, live, triggers;
   std::map<uint32_t, Barrier> barriers;
   NamedBarrier named[16];
-  Meeting warps[16], shuffles[16], matrices[16], warpgroups[4];
+  Meeting warps[16], shuffles[16], matrices[16], reads[16], products[16], warpgroups[4];
+  std::vector<Matrices> asked_for[16];
   std::deque<std::vector<Product>> committed[4];
   std::vector<Product> open[4];
 };
@@ -143,10 +158,11 @@ inline Cta ctas[8];
 inline int cta_count;
 inline Index grid;
 inline std::vector<Fiber> fibers;
-inline std::vector<Fiber*> ready, waiting_for_predecessor, waiting_for_cluster;
+inline std::vector<Fiber*> ready, waiting_for_predecessor, waiting_for_cluster, copying;
 inline std::vector<Load> loads;
 inline std::mt19937 random_number;
-inline bool predecessor_ended, weight_is_constant, x_is_ready;
+inline bool predecessor_ended, weight_is_constant, x_is_ready, matrices_come_late;
+inline bool operands_are_written;  // of every wgmma, all rows
 inline int cluster_arrived, cluster_epoch;
 inline uint64_t* flags;  // set when the predecessor ends
 inline int flag_count;
@@ -244,6 +260,7 @@ inline void on_fault(int, siginfo_t* info, void*) {
 // ---- scheduling ----
 
 void arrive_load(size_t index);  // hopper_ptx.cuh
+void advance_copies(size_t index);
 
 extern "C" void emulation_switch(void** save, void* to);
 asm(".globl emulation_switch\nemulation_switch:\n"
@@ -297,7 +314,7 @@ inline void run_cluster(int count, int threads, uint32_t bytes, Index first_bloc
   constexpr size_t kStack = 128 * 1024;
   cta_count = count;
   fibers.assign(static_cast<size_t>(count * threads), Fiber{});
-  for (auto* list : {&ready, &waiting_for_predecessor, &waiting_for_cluster}) list->clear();
+  for (auto* list : {&ready, &waiting_for_predecessor, &waiting_for_cluster, &copying}) list->clear();
   loads.clear();
   cluster_arrived = cluster_epoch = 0;
   predecessor_ended = ended;
@@ -330,20 +347,22 @@ inline void run_cluster(int count, int threads, uint32_t bytes, Index first_bloc
   const unsigned rate = 1u << (random_number() % 8);
   const int starved = static_cast<int>(random_number() % 14) - 2;  // a warp that seldom runs
   for (size_t left = fibers.size(); left > 0;) {
-    const bool outside = !loads.empty() || !predecessor_ended;
+    const size_t coming = loads.size() + copying.size();
+    const bool outside = coming > 0 || !predecessor_ended;
     bool event = ready.empty();
     if (mode == Mode::kMixed && outside) event |= random_number() % rate == 0;
     if (mode == Mode::kLoadsFirst && outside) event = true;
-    if (mode == Mode::kLoadsAtOnce && !loads.empty()) event = true;
+    if (mode == Mode::kLoadsAtOnce && coming > 0) event = true;
     if (event) {
       running = nullptr;
-      const bool end = loads.empty() ? ready.empty() : mode == Mode::kMixed && random_number() % 16 == 0;
+      const bool end = coming == 0 ? ready.empty() : mode == Mode::kMixed && random_number() % 16 == 0;
       if (!predecessor_ended && (end || mode == Mode::kLoadsFirst)) {
         end_predecessor();
         continue;
       }
-      if (!loads.empty()) {
-        arrive_load(random_number() % loads.size());
+      if (coming > 0) {
+        const size_t which = random_number() % coming;
+        which < loads.size() ? arrive_load(which) : advance_copies(which - loads.size());
         continue;
       }
       if (ready.empty()) report_deadlock();
@@ -358,6 +377,7 @@ inline void run_cluster(int count, int threads, uint32_t bytes, Index first_bloc
     running = nullptr;
     if (!fiber->done) continue;
     --left;
+    if (!fiber->copies.empty()) fail("copies that nobody waited for");
     if (--fiber->cta->live == 0)
       for (const Load& load : loads)
         if (load.target == fiber->cta || load.source == fiber->cta) fail("a load from or to a CTA that has left");
@@ -368,6 +388,8 @@ inline void run_cluster(int count, int threads, uint32_t bytes, Index first_bloc
     if (ctas[c].triggers == 0) fail("the successor may not start");
     for (auto& [address, barrier] : ctas[c].barriers)
       if (barrier.bytes != 0) fail("a barrier still expects bytes", address, barrier.bytes);
+    for (auto& matrices : ctas[c].asked_for)
+      if (!matrices.empty()) fail("matrices that nobody needed");
     for (NamedBarrier& barrier : ctas[c].named)
       if (barrier.arrived != 0) fail("a named barrier that not all have reached");
   }

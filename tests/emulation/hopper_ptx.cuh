@@ -147,6 +147,38 @@ inline void load_4d_multicast(uint32_t to, const CUtensorMap& map, uint32_t barr
                               uint16_t ctas, uint64_t) {
   begin_load(to, map, barrier, {c0, c1, c2, c3}, emulation::weight_is_constant, ctas);
 }
+// Into L2: what is asked for must exist.
+inline void prefetch_4d(const CUtensorMap& tensor, int c0, int c1, int c2, int c3) {
+  Map map;
+  std::memcpy(&map, &tensor, sizeof map);
+  CHECK(current()->waited || emulation::weight_is_constant);
+  CHECK(c0 >= 0 && c0 < map.sizes[0] && c1 >= 0 && c2 >= 0 && c2 < map.sizes[2] && c3 >= 0);
+}
+
+// ---- copies of a thread's own ----
+inline void add_copy(const emulation::Copy& copy) {
+  Fiber* const fiber = current();
+  if (fiber->copies.empty()) emulation::copying.push_back(fiber);
+  fiber->copies.push_back(copy);
+}
+inline void begin_copy(uint32_t to, const void* from, uint32_t bytes, bool present) {
+  CHECK(current()->waited && to % bytes == 0 && reinterpret_cast<uintptr_t>(from) % bytes == 0);
+  const volatile uint8_t* const source = static_cast<const volatile uint8_t*>(from);
+  (void)source[0], (void)source[bytes - 1];  // must be readable
+  std::memset(shared_at(to, bytes), 0xff, bytes);
+  add_copy({to, present ? from : nullptr, bytes, 0});
+}
+inline void copy_16(uint32_t to, const void* from) { begin_copy(to, from, 16, true); }
+inline void copy_16_or_zeros(uint32_t to, const void* from, bool present) { begin_copy(to, from, 16, present); }
+inline void copy_8(uint32_t to, const void* from) { begin_copy(to, from, 8, true); }
+inline void barrier_arrive_after_copies(uint32_t barrier) { add_copy({0, nullptr, 0, barrier}); }
+inline void wait_for_copies() {
+  if (current()->copies.empty()) return;
+  add_copy({0, nullptr, 0, 0});
+  current()->waits_for = "its copies";
+  emulation::switch_to_scheduler();
+  CHECK(current()->copies.empty());
+}
 inline void fence_async_proxy() {}
 
 // ---- wgmma ----
@@ -155,6 +187,7 @@ inline uint64_t wgmma_descriptor(uint32_t address) { return address; }
 constexpr uint64_t kDescriptorStepK16 = 32;
 
 inline float widened(uint16_t bits, bool bfloat16) {
+  if (emulation::operands_are_written && bits == 0xffff) emulation::fail("an operand that nobody has written");
   return bfloat16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : _cvtsh_ss(bits);
 }
 inline void carry_out(Cta& cta, const emulation::Product& product) {
@@ -257,7 +290,54 @@ void move_matrices(uint32_t address, uint32_t* const (&registers)[4], F&& move) 
 inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   move_matrices(address, {&a, &b, &c, &d}, [](const uint32_t* value, uint8_t* at) { std::memcpy(at, value, 4); });
 }
+// Reads what the warp has asked for, when all its threads are here with the values that they have seen of it, or null.
+// Out of line, as registers change behind the compiler's back.
+__attribute__((noinline)) inline void read_matrices(const uint32_t* value = nullptr) {
+  Fiber* const fiber = current();
+  auto& asked_for = fiber->cta->asked_for[fiber->warp];
+  if (asked_for.empty()) return;
+  emulation::meet(fiber->cta->reads[fiber->warp], 32, emulation::lane(), value, [&](Meeting& meeting) {
+    uint32_t marks = 0;
+    for (const emulation::Matrices& matrices : asked_for) {
+      marks |= matrices.mark;
+      for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < 4; ++i)
+          std::memcpy(matrices.registers[lane][i],
+                      shared_at(*fiber->cta, matrices.addresses[8 * i + lane / 4], 16) + lane % 4 * 4, 4);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const auto* const seen = static_cast<const uint32_t*>(meeting.arguments[lane]);
+      if (seen != nullptr && (*seen & marks) != marks)
+        emulation::fail("a value that does not depend on all loads", *seen, marks);
+    }
+    asked_for.clear();
+  });
+  asm volatile("" ::: "memory");
+}
+// `value` has to depend on each of the loads, which have left a bit in its place.
+__attribute__((noinline)) inline void wait_for_value(uint32_t value) { read_matrices(&value); }
+inline void ask_for_matrices(uint32_t address, uint32_t* const (&registers)[4]) {
+  Fiber* const fiber = current();
+  emulation::Matrices mine;
+  mine.addresses[0] = address;
+  for (int i = 0; i < 4; ++i) mine.registers[0][i] = registers[i];
+  emulation::meet(fiber->cta->matrices[fiber->warp], 32, emulation::lane(), &mine, [&](Meeting& meeting) {
+    auto& asked_for = fiber->cta->asked_for[fiber->warp];
+    CHECK(asked_for.size() < 32);
+    emulation::Matrices all;
+    all.mark = 1u << asked_for.size();
+    for (int lane = 0; lane < 32; ++lane) {
+      const auto* theirs = static_cast<const emulation::Matrices*>(meeting.arguments[lane]);
+      all.addresses[lane] = theirs->addresses[0];
+      for (int i = 0; i < 4; ++i)
+        all.registers[lane][i] = theirs->registers[0][i], *theirs->registers[0][i] = i == 0 ? all.mark : 0;
+    }
+    asked_for.push_back(all);
+  });
+  asm volatile("" ::: "memory");
+}
 inline void load_matrices(uint32_t address, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
+  if (emulation::matrices_come_late) return ask_for_matrices(address, {&a, &b, &c, &d});
   move_matrices(address, {&a, &b, &c, &d}, [](uint32_t* value, const uint8_t* at) { std::memcpy(value, at, 4); });
 }
 inline uint4 load_shared_16(uint32_t address) {
@@ -316,6 +396,27 @@ inline void arrive_load(size_t index) {
   Barrier& barrier = barrier_at(*load.target, load.barrier);
   barrier.bytes -= load.bytes;
   settle(barrier);
+}
+
+inline void advance_copies(size_t index) {
+  using namespace onnxfuse::cuda;
+  Fiber* const fiber = copying[index];
+  size_t steps = fiber->copies.size();
+  if (random_number() % 4 == 0) steps = 1 + random_number() % steps;
+  for (; steps > 0; --steps) {
+    const Copy copy = fiber->copies.front();
+    fiber->copies.pop_front();
+    if (copy.bytes == 0 && copy.barrier == 0) {
+      ready.push_back(fiber);
+    } else if (copy.bytes == 0) {
+      arrive_at(*fiber->cta, copy.barrier);
+    } else if (copy.from == nullptr) {
+      std::memset(shared_at(*fiber->cta, copy.to, copy.bytes), 0, copy.bytes);
+    } else {
+      std::memcpy(shared_at(*fiber->cta, copy.to, copy.bytes), copy.from, copy.bytes);
+    }
+  }
+  if (fiber->copies.empty()) copying.erase(copying.begin() + static_cast<long>(index));
 }
 
 }  // namespace emulation

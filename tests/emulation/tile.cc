@@ -39,6 +39,7 @@ void test() {
   Data<T> data(p);
   weight_is_constant = coin();
   x_is_ready = separate && way == Statistics::kReady;
+  operands_are_written = true;
   const int x_rows = cluster_n > 1 ? kRows : std::min(m, kRows);
   const int in_block = kGated && p.interleave > 0 ? std::min(half, p.interleave) : half;
   const int64_t row = 2 * k, halves = kGated ? 2 : 1;
