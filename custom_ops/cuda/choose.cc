@@ -131,7 +131,7 @@ Plan stream_plan(const LinearProblem& p, int rows, const Device& device) {
   if (rows <= 16 && skinny_plan(p, rows, device, &plan)) return plan;
   plan = Plan();
   plan.path = Path::kStream;
-  plan.variant = rows == 8 ? 0 : rows == 16 ? 2 : rows == 32 ? 4 : 6;
+  plan.variant = rows == 8 ? 0 : rows == 16 ? 2 : 4;
   const HopperVariant& v = stream_variants()[plan.variant];
   const int64_t tiles = ceil_div(p.m, v.rows) * ceil_div(p.packed_columns(), v.columns);
   const int64_t k_blocks = ceil_div(p.k, 64);

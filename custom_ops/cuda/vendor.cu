@@ -175,8 +175,18 @@ cudaDataType_t data_type(DType dtype) {
   return dtype == DType::kFloat16 ? CUDA_R_16F : dtype == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
+// Whether this GPU has programmatic dependent launch.
+Status may_overlap(bool* result) {
+  int major = 0;
+  Status status = device_attribute(cudaDevAttrComputeCapabilityMajor, &major);
+  *result = major >= 9;
+  return status;
+}
+
 template <typename T>
-Status normalise(const LinearProblem& p, T* out, bool overlap, cudaStream_t stream) {
+Status normalise(const LinearProblem& p, T* out, cudaStream_t stream) {
+  bool overlap = false;
+  if (Status s = may_overlap(&overlap); !s.ok()) return s;
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(p.m, 0x7fffffff)));
   const T* x = static_cast<const T*>(p.x);
   if (p.k <= 4096)
@@ -186,7 +196,11 @@ Status normalise(const LinearProblem& p, T* out, bool overlap, cudaStream_t stre
 }
 
 template <typename T>
-Status finish(const LinearProblem& p, const float* product, bool overlap, int sm_count, cudaStream_t stream) {
+Status finish(const LinearProblem& p, const float* product, cudaStream_t stream) {
+  bool overlap = false;
+  int sm_count = 0;
+  if (Status s = may_overlap(&overlap); !s.ok()) return s;
+  if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
   const T *bias = static_cast<const T*>(p.bias), *residual = static_cast<const T*>(p.residual);
   T* const y = static_cast<T*>(p.y);
   const int64_t block = gate_block(p);
@@ -208,15 +222,11 @@ Status finish(const LinearProblem& p, const float* product, bool overlap, int sm
 
 template <typename T>
 Status run(const LinearProblem& p, void* scratch, cudaStream_t stream) {
-  int major = 0, sm_count = 0;
-  if (Status s = device_attribute(cudaDevAttrComputeCapabilityMajor, &major); !s.ok()) return s;
-  if (Status s = device_attribute(cudaDevAttrMultiProcessorCount, &sm_count); !s.ok()) return s;
-  const bool overlap = major >= 9;
   char* const memory = static_cast<char*>(scratch);
   const void* x = p.x;
   if (p.norm != Norm::kNone) {
     T* const normalised = reinterpret_cast<T*>(memory);
-    if (Status s = normalise(p, normalised, overlap, stream); !s.ok()) return s;
+    if (Status s = normalise(p, normalised, stream); !s.ok()) return s;
     x = normalised;
   }
   float* const product = reinterpret_cast<float*>(memory + normalised_bytes(p));
@@ -244,7 +254,7 @@ Status run(const LinearProblem& p, void* scratch, cudaStream_t stream) {
   call.d = product;
   call.output = CUDA_R_32F;
   if (Status s = {cublaslt_multiply(call, workspace, stream)}; !s.ok()) return s;
-  return finish<T>(p, product, overlap, sm_count, stream);
+  return finish<T>(p, product, stream);
 }
 
 }  // namespace

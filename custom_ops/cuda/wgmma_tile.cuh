@@ -5,8 +5,8 @@
 // statistics to shared memory. The residual travels through the same ring as extra stages. Results leave by stmatrix
 // and 16-byte stores, each warp on its own.
 //
-// The norm's statistics come from a kernel before, which runs while this one starts and reads its first weights, or
-// lets it start when x is there and is waited for in the epilogue. Or, for small tiles, x goes to wgmma through
+// The norm's statistics come from a kernel beside this one, which says by flags when x and when they are there, or from
+// one before, which lets this one start when x is there and is waited for in the epilogue. Or, for small tiles, x goes to wgmma through
 // registers (ldmatrix) and its sums are taken on the way, which costs less than another kernel if K is short.
 //
 // kSplit > 1: the CTAs of a cluster split K. Each sends its partial sums to the one that finishes those columns, which
