@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from onnxfuse.errors import RuntimeMissingError
 from onnxfuse.runtime import kernels, library
+from tests.cuda_headers import cuda_headers
 
 ROOT = Path(__file__).parent.parent
 CUDA = ROOT / "custom_ops" / "cuda"
@@ -170,14 +170,11 @@ def test_what_is_chosen_can_run(
 
 def test_host_code_compiles_without_the_hopper_kernels() -> None:
     """As it is for all architectures but 90; a compiler of host code is enough."""
-    compiler, nvcc = shutil.which("g++") or shutil.which("c++"), shutil.which("nvcc")
-    roots = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
-    headers = [path for path in (Path(root) / "include" for root in roots if root)
-               if (path / "cuda_runtime_api.h").exists()]  # fmt: skip
-    if compiler is None or not headers:
+    compiler, headers = shutil.which("g++") or shutil.which("c++"), cuda_headers()
+    if compiler is None or headers is None:
         pytest.skip("there is no C++ compiler, or no CUDA toolkit with its headers")
     warnings = ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
-    flags = ["-std=c++17", "-fsyntax-only", *warnings, f"-I{CUDA}", f"-isystem{headers[0]}"]
+    flags = ["-std=c++17", "-fsyntax-only", *warnings, f"-I{CUDA}", f"-isystem{headers}"]
     for path in sources():
         if path.suffix != ".cc" or path.name in ("ops.cc", "cuda_call.cc"):  # these need ORT's headers too
             continue

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cuda_headers import cuda_headers
+
 ROOT = Path(__file__).parents[2]
 CUDA, HERE = ROOT / "custom_ops" / "cuda", Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-mavx2", "-mf16c", "-w", "-Wno-psabi")
@@ -28,16 +30,9 @@ REPLACED = (
 )
 
 
-def headers() -> Path | None:
-    nvcc = shutil.which("nvcc")
-    roots = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
-    found = (Path(root) / "include" for root in roots if root)
-    return next((path for path in found if (path / "cuda_fp16.h").exists() and (path / "cuda.h").exists()), None)
-
-
 def build(kernel: str, folder: Path) -> Path:
     """The emulation of one family; its path. Skips where it cannot be built or run."""
-    compiler, include = shutil.which("g++"), headers()
+    compiler, include = shutil.which("g++"), cuda_headers()
     if compiler is None or include is None:
         pytest.skip("there is no g++, or no CUDA headers")
     cpu = Path("/proc/cpuinfo")
