@@ -122,6 +122,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
         }
       }
     }
+    __syncwarp();
     cluster_wait();
     cluster_arrive_relaxed();
     cluster_wait();
@@ -179,6 +180,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         if (part == 0) stats[first_row + i * kThreads].mean = shift[i];
+      __syncwarp();  // a warp that is not together would arrive more than once
       named_barrier_arrive(3, Tile::kConsumers + kThreads);  // the ring may be overwritten; the shifts are there
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {

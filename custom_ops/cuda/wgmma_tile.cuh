@@ -289,7 +289,7 @@ __global__ __maxnreg__((TileShape<T, kGroups, kTileN, kGated, kSplit>::kRegister
       for (int i = first * 8 + threadIdx.x % 128; i < 64 * 8; i += 128)
         store_shared_16(base + s * Tile::kStageBytes + group * 64 * 128 + i * 16, make_uint4(0, 0, 0, 0));
     fence_async_proxy();
-    named_barrier_sync(kRowsCleared + group, 128);
+    named_barrier_sync(kRowsCleared, 128 * kGroups);  // of both groups: the residual of either may come to these rows
   }
 
   int stage = 0;
