@@ -37,7 +37,7 @@ struct StreamTile {
     return ranks > 1 ? ranks * block_bytes(ranks) : 0;
   }
   static constexpr int smem_bytes(int stages, int ranks) {
-    return 1024 + pipeline_bytes(stages, ranks) + received_bytes(ranks) + (ranks + 1) * kTileX * 8 + stages * 16 + 8;
+    return 1024 + pipeline_bytes(stages, ranks) + received_bytes(ranks) + (ranks + 1) * kTileX * 8 + stages * 16 + 16;
   }
 };
 
@@ -55,6 +55,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
   const uint32_t full = final_stats + kTileX * 8;
   const uint32_t empty = full + p.stages * 8;
   const uint32_t arrived = empty + p.stages * 8;  // what the cluster sends this CTA
+  const uint32_t summed = arrived + 8;            // the norm's sums are taken: the ring may be overwritten
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // The last tile of x begins earlier where it would end beyond x (see wgmma_tile.cuh), and leaves those rows alone.
@@ -75,6 +76,7 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
       barrier_init(empty + s * 8, 4 * kGroups + (own_stats ? Tile::kStatWarps : 0));
     }
     barrier_init(arrived, own_stats ? 2 : 1);  // its own sums are among what a CTA waits for
+    barrier_init(summed, Tile::kStatWarps);
     fence_barrier_init();
     barrier_expect_bytes(arrived, (ranks - 1) * (Tile::block_bytes(ranks) + (own_stats ? kTileX * 8 : 0)));
   }
@@ -180,8 +182,8 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         if (part == 0) stats[first_row + i * kThreads].mean = shift[i];
-      __syncwarp();  // a warp that is not together would arrive more than once
-      named_barrier_arrive(3, Tile::kConsumers + kThreads);  // the ring may be overwritten; the shifts are there
+      __syncwarp();
+      if (lane == 0) barrier_arrive(summed);  // the shifts are there, too
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float sum = sums[i].total(), squares = sums[i].total_squares();
@@ -250,7 +252,8 @@ __global__ __launch_bounds__(StreamTile<T, kMma, kGroups, kTileX>::kThreads) voi
 #pragma unroll
     for (int j = 0; j < kTileX / 2; ++j) asm volatile("" : "+f"(acc[i][j])::"memory");
   // All stages are free: the partial sums take their place.
-  named_barrier_sync(3, Tile::kConsumers + (own_stats ? 32 * Tile::kStatWarps : 0));
+  named_barrier_sync(3, Tile::kConsumers);
+  if (own_stats) barrier_wait(summed, 0);
 
   // Partial sums, ordered by the rank that will finish them: [rank][row][its gate columns, its up columns].
   float* const partial = reinterpret_cast<float*>(base_pointer);
