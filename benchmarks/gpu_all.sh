@@ -8,7 +8,7 @@
 #   scan      plans for the benchmark's shapes, into plans.json, which the later steps use if it is there
 #   ops       the op benchmark and its verdict (OPS_SECONDS, OPS_OPTIONS)
 #   tune      `onnxfuse tune` on a 4-layer Llama;  llama  that model, and without one fusion at a time (LLAMA_OPTIONS)
-#   memcheck, racecheck, initcheck  NVIDIA's checkers; not part of a run of all steps
+#   memcheck, initcheck, synccheck, racecheck  NVIDIA's checkers; not part of a run of all steps
 # What a step prints goes to session.log, the end of it to the terminal. COMMIT is recorded where git is not at hand.
 # Needs PyTorch and ONNX Runtime's CUDA wheel, and to build nvcc, CMake and ninja.
 results=$(mkdir -p "${1:?usage: gpu_all.sh RESULTS_DIR}" && cd "$1" && pwd)
@@ -76,8 +76,8 @@ LINES_SHOWN=8 step 300 tune python3 benchmarks/tune_model.py "$work/onnxfuse.onn
 [ -f "$plans" ] && export ONNXFUSE_TUNING="$plans"
 LINES_SHOWN=40 step 200 llama $llama --reuse --results "$results/llama.csv"
 unset ONNXFUSE_TUNING
-for tool in memcheck racecheck initcheck; do
-  part=1/1
-  [ $tool = racecheck ] && part=1/32  # 0.8 s a run
-  step 90 $tool compute-sanitizer --tool $tool --error-exitcode 3 python3 tests/cuda/sanitize.py --small --part $part
+for tool in memcheck initcheck synccheck; do
+  step 90 $tool compute-sanitizer --tool $tool --error-exitcode 3 python3 tests/cuda/sanitize.py --small
 done
+step 500 racecheck sh -c 'seq 1 6 | xargs -P 6 -I{} compute-sanitizer --tool racecheck --error-exitcode 3 \
+  python3 tests/cuda/sanitize.py --small --without-stream-sums --part {}/6'
