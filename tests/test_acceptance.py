@@ -152,6 +152,28 @@ def test_models_quantized_now_do_not_grow_and_stay_right(record: dict[str, Any],
     assert result.report["verify"]["status"] == "passed" and not result.report["reverted"]
 
 
+FLOAT32 = [r for r in PRESENT if r["dtype"] == "float32" and r.get("npz") and "genai" not in r["exporter"]]
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("record", FLOAT32[::9], ids=lambda r: r["file"].removesuffix(".onnx"))
+def test_models_of_four_bits_now_are_fused_and_right(record: dict[str, Any], tmp_path: Path) -> None:
+    """With int8 activations granted, as model builders do by default."""
+    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    quantizer.logger.setLevel("WARNING")
+    made = quantizer.MatMulNBitsQuantizer(
+        onnx.load(CORPUS / record["file"]), block_size=32, is_symmetric=True, accuracy_level=4
+    )
+    made.process()
+    path = tmp_path / record["file"]
+    made.model.save_model_to_file(str(path), False)
+    if not any(n.op_type == "MatMulNBits" for n in onnx.load(path).graph.node):
+        pytest.skip("no product of it can be quantized")
+    report = onnxfuse.optimize(path, target="cpu").report
+    assert report["verify"]["status"] == "passed" and not report["reverted"] and report["fusions"]
+    assert all(output["tolerance"] < 1e-3 for output in report["verify"]["outputs"])
+
+
 # What verification sees ---------------------------------------------------------------------------------------------
 
 #: Ops that only rewrites (or exporters that fuse) make; one that is wrong must be seen.

@@ -179,12 +179,13 @@ def _reference(subject: Subject, feeds: Mapping[str, np.ndarray], provider: str)
     )
     if wide or any(v.dtype.name in halves for v in feeds.values()):
         runner = oracle.runner(
-            subject.proto, "float32", provider, base_dir=subject.base_dir, custom_ops=subject.custom_ops
+            subject.proto, "float32", provider, base_dir=subject.base_dir, custom_ops=subject.custom_ops, exact=False
         )
         return runner.run(oracle.cast_feeds(feeds, "float32"))
-    return Runner(subject.proto, provider, level="none", base_dir=subject.base_dir, custom_ops=subject.custom_ops).run(
-        feeds
+    runner = Runner(
+        subject.proto, provider, level="none", base_dir=subject.base_dir, custom_ops=subject.custom_ops, exact=False
     )
+    return runner.run(feeds)
 
 
 def _judge(

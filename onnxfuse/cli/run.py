@@ -40,7 +40,7 @@ def run_command(
     check_files({"--save-inputs": save_inputs, "--save-outputs": save_outputs}, {"MODEL": model, "--inputs": inputs})
     path = Path(model)
     proto = files.read_proto(path)
-    runner = Runner(proto, provider, level="all", base_dir=path.resolve().parent, custom_ops=custom_ops)
+    runner = Runner(proto, provider, level="all", base_dir=path.resolve().parent, custom_ops=custom_ops, exact=False)
     specs = feeds.input_specs(proto)
     if inputs is not None:
         sets = [scenarios.InputSet(f"set {i}", v, runner.run(v))

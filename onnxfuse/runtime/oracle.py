@@ -79,7 +79,7 @@ def self_contained(proto: onnx.ModelProto, base_dir: Path, *, inline: bool = Tru
 
 def runner(
     proto: onnx.ModelProto, to: str, provider: str = "cpu", *, base_dir: Path | None = None,
-    custom_ops: Iterable[str | Path] = (), level: str = "none",
+    custom_ops: Iterable[str | Path] = (), level: str = "none", exact: bool = True,
 ) -> Runner:
     """A `Runner` of the widened model, with casts around ops that ONNX Runtime cannot run in the wide dtype.
 
@@ -92,7 +92,7 @@ def runner(
     for _ in range(_MAX_ATTEMPTS):
         wide = widen(inside, to, wrapped)
         try:
-            return Runner(wide, provider, custom_ops=custom_ops, level=level)
+            return Runner(wide, provider, custom_ops=custom_ops, level=level, exact=exact)
         except ModelError as error:
             culprit = _culprit(str(error), present, wrapped)
             if culprit is None:

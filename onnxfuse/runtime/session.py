@@ -195,6 +195,33 @@ def uses_domain(proto: onnx.ModelProto, domain: str = FUSED_DOMAIN) -> bool:
     return any(opset.domain == domain for opset in proto.opset_import)
 
 
+def grants_int8(proto: onnx.ModelProto) -> bool:
+    """Whether a MatMulNBits may round its activations (`accuracy_level` 2 to 4: to float16, bfloat16, int8)."""
+    return any(granted.i > 1 for granted in _accuracy_levels(proto))
+
+
+def with_exact_products(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, or a copy in which no MatMulNBits may round its activations."""
+    if not grants_int8(proto):
+        return proto
+    exact = onnx.ModelProto()
+    exact.CopyFrom(proto)
+    for granted in _accuracy_levels(exact):
+        granted.i = min(granted.i, 1)
+    return exact
+
+
+def _accuracy_levels(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    bodies = [proto.graph.node, *(function.node for function in proto.functions)]
+    while bodies:
+        for node in bodies.pop():
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    bodies.append(attribute.g.node)
+                elif node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                    yield attribute
+
+
 def _reason(error: Exception) -> str:
     """ONNX Runtime's message without its numeric prefix."""
     text = str(error).strip()
@@ -211,6 +238,8 @@ class Runner:
         level: graph optimizations of ONNX Runtime.
         base_dir: folder of the model's external data.
         custom_ops: further custom-op libraries.
+        exact: products with 4- and 8-bit weights take the activations as they are. ONNX Runtime rounds them to int8
+            where the `accuracy_level` of a MatMulNBits grants it, and where it makes one of a dequantized weight.
 
     Raises:
         ModelError: ONNX Runtime cannot create the session.
@@ -219,15 +248,15 @@ class Runner:
 
     def __init__(
         self, proto: onnx.ModelProto, provider: str = "cpu", *, level: str = "none", base_dir: Path | None = None,
-        custom_ops: Iterable[str | Path] = (), threads: int = 0,
+        custom_ops: Iterable[str | Path] = (), threads: int = 0, exact: bool = True,
     ) -> None:
         runtime = ort()
         options = make_options(
             level, quiet=True, custom_ops=custom_ops, with_library=uses_domain(proto), intra_op_num_threads=threads
         )
-        # ONNX Runtime would compute with int8 activations where int4 or int8 weights are dequantized: its own choice,
-        # not the graph's.
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+        if exact:
+            options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+            proto = with_exact_products(proto)
         # Several sessions take turns here; idle ones must not keep the cores busy.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if base_dir is not None:

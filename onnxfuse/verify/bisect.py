@@ -21,6 +21,7 @@ from onnxfuse.graph.ir import RULE_KEY
 from onnxfuse.ops import registry
 from onnxfuse.runtime import oracle
 from onnxfuse.runtime.session import Runner
+from onnxfuse.verify.check import quantizes_activations
 from onnxfuse.verify.compare import Comparison, compare
 from onnxfuse.verify.parts import ancestors, expose, made_values, single_node
 
@@ -85,6 +86,7 @@ class _Search:
         self.base_types = oracle.value_types(self.base)
         self.fused_types = oracle.value_types(self.fused)
         self.wide = "float64" if dtype == "float32" else "float32"
+        self.quantized = quantizes_activations(base)
         self.runs = 0
         self.values: dict[str, np.ndarray] = {}
         self.unfused: dict[str, np.ndarray] = {}
@@ -107,7 +109,7 @@ class _Search:
         truth = self._truth(names) or unfused
         self.values.update(fused)
         self.unfused.update(unfused)
-        return {n: compare(fused[n], unfused[n], truth[n], self.dtype) for n in names}
+        return {n: compare(fused[n], unfused[n], truth[n], self.dtype, quantized=self.quantized) for n in names}
 
     def _truth(self, names: Sequence[str]) -> dict[str, np.ndarray] | None:
         if self.dtype == "float64":

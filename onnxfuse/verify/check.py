@@ -13,20 +13,23 @@ from onnx import AttributeProto, TensorProto
 
 from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError, VerificationError
 from onnxfuse.runtime import archive, feeds, oracle, scenarios
-from onnxfuse.runtime.session import Runner
+from onnxfuse.runtime.session import Runner, grants_int8
 from onnxfuse.verify.compare import Comparison, compare
+from onnxfuse.verify.nudge import nudged
 
 #: Above this many bytes of weights there is no float64 oracle (it would double them); the unfused model without ONNX
 #: Runtime's optimizations is the oracle then.
 WIDE_LIMIT = 400_000_000
 #: Above these sizes fewer and shorter input sets are run.
 MEDIUM, HUGE = 64_000_000, 1_000_000_000
+#: So many times the weights of a quantized model are moved before a difference is called wrong.
+NUDGES = 8
 #: A set in which more than this share of elements is disputed says nothing and is left out.
 ILL_CONDITIONED = 0.6
 
 _QUANTIZED = frozenset({
     "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulInteger",
-    "MatMulIntegerToFloat", "QLinearMatMul", "MatMulNBits", "QAttention", "QLinearConv", "ConvInteger",
+    "MatMulIntegerToFloat", "QLinearMatMul", "QAttention", "QLinearConv", "ConvInteger",
 })
 
 _RANDOM = frozenset({
@@ -100,14 +103,18 @@ class Verifier:
                 f"the model draws random numbers (`{min(random)}`), so that no two runs of it agree",
                 hint="--no-verify or --allow-unverified writes the result",
             )
-        self.quantized = bool(_QUANTIZED & _ops(proto))
+        self.quantized = quantizes_activations(proto)
         self.notes: list[str] = []
+        if grants_int8(proto):
+            self.notes.append("MatMulNBits is compared without the rounding of activations that its accuracy_level "
+                              "grants; one set with it, too")
         self.structure_only = False
         self._unfused = self._make_unfused()
         self.specs = feeds.input_specs(proto)
         self.sets = self._make_sets(seed, shapes, inputs, limit)
         self.oracle_dtype = ""
         self._truth = self._make_truth()
+        self._movements: dict[str, dict[str, float]] | None = None
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
@@ -195,6 +202,33 @@ class Verifier:
                   if value.dtype.kind in "fV"]
         return not shares or min(shares) <= ILL_CONDITIONED
 
+    def _movement(self, inputs: scenarios.InputSet, output: str) -> float:
+        """How far the original's output moves with the last bits of its weights, relative to its largest value."""
+        if self._movements is None:
+            self._movements = {s.name: dict.fromkeys(s.outputs, 0.0) for s in self.sets}
+            if weight_bytes(self._proto) <= WIDE_LIMIT:
+                self._nudge()
+        return self._movements[inputs.name].get(output, 0.0)
+
+    def _nudge(self) -> None:
+        assert self._movements is not None
+        inside = oracle.self_contained(self._proto, self._base_dir or Path())
+        to = "float32" if self.structure_only else None
+        for seed in range(NUDGES):
+            other = nudged(inside, seed)
+            if to:
+                runner = oracle.runner(other, to, self._provider, custom_ops=self._custom_ops)
+            else:
+                runner = Runner(other, self._provider, custom_ops=self._custom_ops)
+            for inputs in self.sets:
+                if inputs.by_row:
+                    continue
+                moved, known = self._run(runner, inputs.feeds, to), self._movements[inputs.name]
+                for name, value in inputs.outputs.items():
+                    if value.dtype.kind in "fV":
+                        step = compare(moved[name], value, value, self.dtype).error
+                        known[name] = max(known[name], step if np.isfinite(step) else 0.0)
+
     def truth(self, inputs: scenarios.InputSet) -> dict[str, np.ndarray]:
         """The oracle's outputs for one of the sets."""
         return self._truth[inputs.name]
@@ -241,6 +275,8 @@ class Verifier:
             if keep is not None:
                 keep[inputs.name] = got
             self._compare(inputs, got, verdict, worst)
+        if not verdict.problems and not widened and grants_int8(self._proto):
+            self._check_granted(fused, base_dir or self._base_dir, only, verdict)
         verdict.outputs = [
             {"name": name, "error": c.error, "unfused_error": c.unfused_error, "tolerance": c.tolerance,
              "worst": None if c.worst is None else {"set": label, **c.worst}}
@@ -255,6 +291,31 @@ class Verifier:
         elif widened:
             verdict.status = "structure-only"
         return verdict
+
+    def _check_granted(
+        self, fused: onnx.ModelProto, base_dir: Path | None, only: Sequence[str] | None, verdict: Verdict
+    ) -> None:
+        """One set with the rounding of activations that the model grants its products and that is left out otherwise:
+        what differs by it shows in how far the original's own outputs go from the oracle."""
+        inputs = next((s for s in self.sets if not s.by_row), None)
+        if inputs is None or (only is not None and inputs.name not in only):
+            return
+        try:
+            got, own = (
+                Runner(proto, self._provider, level=level, base_dir=folder, custom_ops=self._custom_ops, exact=False)
+                .run(inputs.feeds)
+                for proto, level, folder in ((fused, "all", base_dir), (self._proto, "none", self._base_dir))
+            )
+        except ModelError as error:
+            verdict.failing.append(inputs.name)
+            verdict.problems.append(f"set `{inputs.name}`, with the accuracy_level of its MatMulNBits: {error.message}")
+            return
+        for name, value in own.items():
+            result = compare(got[name], value, self._truth[inputs.name][name], self.dtype, quantized=True)
+            if not result.passed:
+                verdict.failing.append(inputs.name)
+                verdict.problems.append(f"set `{inputs.name}`, output `{name}`, with the accuracy_level of its "
+                                        f"MatMulNBits: {result.problem}")
 
     def _never_finite(self) -> list[str]:
         """Outputs that hold numbers in some set, but in none of them a finite one."""
@@ -310,6 +371,11 @@ class Verifier:
                 verdict.failing.append(inputs.name)
                 continue
             result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype, quantized=self.quantized)
+            if not result.passed and self.quantized and (movement := self._movement(inputs, name)):
+                result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype, quantized=True,
+                                 movement=movement)
+                verdict.notes.append(f"set `{inputs.name}`: output `{name}` of the original itself moves by "
+                                     f"{movement:.2g} with the last bits of its weights")
             if not result.passed:
                 verdict.failing.append(inputs.name)
                 verdict.problems.append(f"set `{inputs.name}`, output `{name}`: {result.problem}")
@@ -344,6 +410,11 @@ def narrowest(proto: onnx.ModelProto) -> str:
         if number in found:
             return name
     return "float32"
+
+
+def quantizes_activations(proto: onnx.ModelProto) -> bool:
+    """Whether the model rounds values to a few bits on their way."""
+    return bool(_QUANTIZED & _ops(proto))
 
 
 def weight_bytes(proto: onnx.ModelProto) -> int:

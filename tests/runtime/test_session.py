@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import onnxfuse
 from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError
-from onnxfuse.runtime.session import Runner, make_options, ort
+from onnxfuse.runtime.session import Runner, grants_int8, make_options, ort, with_exact_products
 
 
 def cast_model(source: int, to: int) -> onnx.ModelProto:
@@ -86,3 +86,19 @@ def test_an_interrupt_while_the_runtime_is_imported_is_one(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     with pytest.raises(KeyboardInterrupt):
         ort()
+
+
+def test_products_are_exact_wherever_they_stand() -> None:
+    def product(level: int) -> onnx.NodeProto:
+        return helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", accuracy_level=level)
+
+    branch = helper.make_graph([product(4)], "then", [], [])
+    function = helper.make_function("own", "F", ["x"], ["y"], [product(3)], [helper.make_opsetid("com.microsoft", 1)])
+    nodes = [product(1), helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], []), functions=[function])
+    before = model.SerializeToString()
+    assert grants_int8(model)
+    exact = with_exact_products(model)
+    assert not grants_int8(exact) and model.SerializeToString() == before
+    assert exact.graph.node[0] == model.graph.node[0]  # float32 is what level 1 says
+    assert with_exact_products(exact) is exact

@@ -12,8 +12,10 @@ from onnx import numpy_helper
 
 from onnxfuse.errors import InputDataError, VerificationError
 from onnxfuse.runtime import archive
-from onnxfuse.verify import Verifier
+from onnxfuse.runtime.session import Runner
+from onnxfuse.verify import Verdict, Verifier
 from onnxfuse.verify.check import narrowest
+from onnxfuse.verify.nudge import nudged
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -210,3 +212,78 @@ def test_one_finite_number_is_enough() -> None:
         """<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { y = Log (x) }"""
     )
     assert Verifier(proto).check(proto).status == "passed"
+
+
+# Quantized activations ------------------------------------------------------------------------------------------------
+
+
+def four_bits(accuracy_level: int, scale: float = 1.0) -> onnx.ModelProto:
+    """y = x · W for a W of 4 bits; `scale` stands for a mistake."""
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (16, 2, 16), dtype=np.uint8)
+    scales = (scale * rng.uniform(0.1, 0.2, (16, 2))).astype(np.float32)
+    product = onnx.helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=64, N=16, bits=4,
+                                    block_size=32, accuracy_level=accuracy_level)
+    return model_of([product], ["n", 64], ["n", 16], {"q": packed, "s": scales})
+
+
+def stepping(steps: float = 10.0, weight: float = 0.05) -> onnx.ModelProto:
+    """y = x · w, rounded to multiples of 1 / `steps`, with products that lie halfway between two of them."""
+    nodes = [
+        onnx.helper.make_node("Mul", ["x", "w"], ["p"]),
+        onnx.helper.make_node("QuantizeLinear", ["p", "scale", "zero"], ["q"]),
+        onnx.helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    scale = np.array(1 / steps, np.float32)
+    given = {"w": np.full(8, weight, np.float32), "scale": scale, "zero": np.array(0, np.int8)}
+    return model_of(nodes, ["n", 8], ["n", 8], given)
+
+
+def model_of(
+    nodes: list[onnx.NodeProto], x: list[str | int], y: list[str | int], given: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, y)],
+        [numpy_helper.from_array(value, name) for name, value in given.items()],
+    )  # fmt: skip
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_products_of_four_bits_are_held_to_float32(level: int) -> None:
+    """Whatever rounding they grant a kernel: int8 activations would hide a mistake of one percent."""
+    verifier = Verifier(four_bits(level))
+    right = verifier.check(nudged(four_bits(level), 0))
+    assert right.status == "passed" and all(o["tolerance"] < 1e-4 for o in right.outputs)
+    assert any("accuracy_level" in note for note in right.notes) == (level == 4)
+    wrong = verifier.check(four_bits(level, scale=1.001))
+    assert wrong.status == "failed" and len(wrong.failing) == len(wrong.sets)
+
+
+def test_what_the_accuracy_level_grants_is_run_too() -> None:
+    verifier = Verifier(four_bits(4))
+    inputs = verifier.sets[0]
+    exact, granted = (Runner(four_bits(4), exact=e).run(inputs.feeds)["y"] for e in (True, False))
+    assert np.array_equal(exact, inputs.outputs["y"]) and np.abs(granted - exact).max() > 1e-4
+    for scale, expected in ((1.0, []), (1.3, [inputs.name])):
+        verdict = Verdict("passed")
+        verifier._check_granted(four_bits(4, scale), None, None, verdict)
+        assert verdict.failing == expected and all("accuracy_level" in problem for problem in verdict.problems)
+
+
+def test_steps_that_the_original_itself_takes_are_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "in.npz"
+    np.savez(file, x=np.tile(np.arange(1, 17, 2, dtype=np.float32), (3, 1)))
+    verifier = Verifier(stepping(), inputs=file)
+    other = nudged(stepping(), 99)
+    moved = Runner(other).run(verifier.sets[0].feeds)["y"]
+    assert np.abs(moved - verifier.sets[0].outputs["y"]).max() == pytest.approx(0.1)  # of 0.8
+    right = verifier.check(other)
+    assert right.status == "passed" and any("the original itself moves" in note for note in right.notes)
+    assert verifier.check(stepping(weight=0.09)).status == "failed"
+    np.savez(file, x=np.full((3, 8), 1.2, np.float32))  # between the steps, where last bits do not matter
+    verifier = Verifier(stepping(), inputs=file)
+    assert verifier.check(stepping()).status == verifier.check(other).status == "passed"
+    assert verifier.check(stepping(weight=0.2)).status == "failed"
