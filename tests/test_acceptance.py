@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
@@ -172,6 +173,31 @@ def test_models_of_four_bits_now_are_fused_and_right(record: dict[str, Any], tmp
     report = onnxfuse.optimize(path, target="cpu").report
     assert report["verify"]["status"] == "passed" and not report["reverted"] and report["fusions"]
     assert all(output["tolerance"] < 1e-3 for output in report["verify"]["outputs"])
+
+
+#: In other words after ONNX Runtime's own fusions: a bias in a skip norm, a first norm without positions beside it.
+ELSEWHERE = {"matmul_bias", "bcast_add_layernorm"}
+#: A sample, and those in which it moves a factor across a tanh or lays out a convolution.
+MOVED = {"gemma2", "nanogpt_tanh", "siglip_vision"}
+OPTIMIZED = [r for i, r in enumerate(FLOAT32) if i % 9 == 4 or r["family"] in MOVED]
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("record", OPTIMIZED, ids=lambda r: r["file"].removesuffix(".onnx"))
+def test_models_that_the_runtime_optimized_keep_their_blocks(
+    record: dict[str, Any], level: str, tmp_path: Path
+) -> None:
+    path = tmp_path / record["file"]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath, options.log_severity_level = str(path), 4
+    onnxruntime.InferenceSession(CORPUS / record["file"], options, providers=["CPUExecutionProvider"])
+    before, after = (onnxfuse.optimize(p, tmp_path / "out.onnx", target="cpu", verify=p == path).report
+                     for p in (CORPUS / record["file"], path))
+    assert after["verify"]["status"] == "passed" and not after["reverted"]
+    fewer = {b: n for b, n in before["blocks"].items() if isinstance(n, int) and after["blocks"].get(b, 0) < n}
+    assert not fewer.keys() - ELSEWHERE
 
 
 # What verification sees ---------------------------------------------------------------------------------------------

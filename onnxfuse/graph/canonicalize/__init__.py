@@ -12,6 +12,7 @@ The canonical form:
 * a reduction's axes are non-negative and sorted; a dimension that is reduced and put back is kept (`keepdims`);
 * no sequence whose members are known;
 * an operand is not expanded to a shape that the op would broadcast it to;
+* an operand of a `Concat` is not sliced from it;
 * parts of a product's columns are Slices of it; a constant added to all of them is added before they are split;
 * a matrix product that worked on flattened leading dimensions works on the tensor as it was; such a `Gemm` is `MatMul`
   and `Add`;

@@ -1,6 +1,8 @@
-"""Parts of a product's columns: what takes them by way of another shape is a Slice of the last axis."""
+"""Parts of a product's columns, taken by way of another shape, as Slices of the last axis; parts of a Concat."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 from onnxfuse.graph import consts, view
 from onnxfuse.graph.canonicalize.scope import Scope, maker_of, shape_of, static_attr
@@ -35,6 +37,37 @@ def slice_split_columns(scope: Scope) -> int:
                 continue
             count += _replace(scope, node, taken, columns, bounds)
     return count
+
+
+def operands_of_concats(scope: Scope) -> int:
+    """A `Slice` of a `Concat` that is exactly one of its operands is that operand."""
+    count = 0
+    for node in scope.nodes("Slice"):
+        joined = maker_of(node.inputs[0], "Concat")
+        axis = static_attr(joined, "axis") if joined is not None else None
+        shape = shape_of(node.inputs[0])
+        if joined is None or axis is None or shape is None or not -len(shape) <= axis < len(shape):
+            continue
+        bounds = _bounds(node, len(shape))
+        sizes = [(shape_of(v) or (None,) * len(shape))[axis] for v in joined.inputs]
+        if bounds is None or bounds[2] != axis % len(shape) or not all(isinstance(s, int) for s in sizes):
+            continue
+        edges = [0, *accumulate(s for s in sizes if isinstance(s, int))]
+        start, end = (min(b + edges[-1] if b < 0 else b, edges[-1]) for b in bounds[:2])
+        for operand, first, last in zip(joined.inputs, edges[:-1], edges[1:], strict=True):
+            if (first, last) == (start, end) and first < last:
+                count += int(scope.replace(node.outputs[0], operand))
+                break
+    return count
+
+
+def _bounds(node: Node, rank: int) -> tuple[int, int, int] | None:
+    """Start, end and (non-negative) axis of a Slice of one axis in steps of 1, if they are known."""
+    numbers = [consts.ints(v) for v in node.inputs[1:]]
+    if len(numbers) < 3 or any(n is None or len(n) != 1 for n in numbers):
+        return None
+    start, end, axis, step = (*(n[0] for n in numbers if n is not None), 1)[:4]
+    return (start, end, axis % rank) if step == 1 else None
 
 
 def _replace(scope: Scope, node: Node, taken: Value, columns: Value, bounds: tuple[int, int, int]) -> int:
@@ -104,13 +137,10 @@ def _parts(node: Node, rank: int) -> list[tuple[Value, int, int]]:
         # As many parts as places: each is one (or, with sizes of 0 and 2, not of the size that is squeezed).
         parts = [(v, axis % rank, i) for i, v in enumerate(node.outputs)]
         return parts if all((shape_of(v) or (0,) * rank)[axis % rank] == 1 for v in node.outputs) else []
-    bounds = [consts.ints(v) for v in node.inputs[1:]]
-    if len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
+    bounds = _bounds(node, rank)
+    if bounds is None or bounds[1] != bounds[0] + 1 or bounds[0] < 0:
         return []
-    starts, ends, axes = (b[0] for b in bounds[:3] if b is not None)
-    if ends != starts + 1 or starts < 0 or (len(bounds) > 3 and bounds[3] != [1]):
-        return []
-    return _place(node.outputs[0], axes % rank, starts, shape)
+    return _place(node.outputs[0], bounds[2], bounds[0], shape)
 
 
 def _without(part: Value, axis: int) -> list[Value]:

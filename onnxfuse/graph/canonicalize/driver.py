@@ -63,6 +63,7 @@ PASSES: dict[str, Pass] = {
     "merge-reshapes": reshapes.merge_reshapes,
     "merge-unsqueezes": reshapes.merge_unsqueezes,
     "split-columns": cuts.slice_split_columns,
+    "parts-of-concats": cuts.operands_of_concats,
     "reduction-axes": reductions.reduction_axes,
     "kept-dims": reductions.keep_reduced_dims,
     "merge-transposes": transposes.merge_transposes,

@@ -8,6 +8,7 @@ from onnxfuse.graph.shapes.matrix import matmul_shape
 from onnxfuse.graph.shapes.table import TABLE, Call, Unknown, of_ops, register
 
 MICROSOFT = "com.microsoft"
+NCHWC = "com.microsoft.nchwc"
 
 for _op in (
     "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd",
@@ -51,6 +52,19 @@ def _fused_matmul(call: Call) -> None:
     if call.attr("transB", 0) and len(right) > 1:
         right = (*right[:-2], right[-1], right[-2])
     call.set(0, None, matmul_shape(left, right))
+
+
+# What ONNX Runtime makes of a convolution on a CPU: channels in blocks, padded to full ones, until they are put back.
+for _op, _domain in (("FusedConv", MICROSOFT), ("Conv", NCHWC)):
+    register(_op, TABLE["", "Conv"], _domain)
+
+
+@of_ops("ReorderOutput", domain=NCHWC)
+def _reorder_output(call: Call) -> None:
+    call.set(0, call.dtype(0))
+    batch, _, *spatial = call.shape(0)
+    channels = call.attr("channels")
+    call.set(0, None, (batch, *spatial, channels) if call.attr("channels_last", 0) else (batch, channels, *spatial))
 
 
 @of_ops("FusedGemm", domain=MICROSOFT)

@@ -1,4 +1,4 @@
-"""Parts of a product's columns, operands that are expanded, and biases behind a split."""
+"""Parts of a product's columns, parts of a Concat, operands that are expanded, and biases behind a split."""
 
 from __future__ import annotations
 
@@ -140,3 +140,31 @@ def test_a_row_that_is_repeated_to_a_matrix_stays_one() -> None:
     row = "float[1,3] w = {1, 2, 3}, int64[2] size = {400, 3}"
     model, _ = canonical(text("e = Expand (w, size) y = MatMul (x, e)", "float[B,S,400] x", "float[B,S,3] y", row))
     assert "Expand" in ops(model) or consts.shape_of(model.graph.nodes[0].inputs[1]) == (400, 3)
+
+
+JOINED = (
+    "int64[1] a0 = {0}, int64[1] a4 = {4}, int64[1] a6 = {6}, int64[1] a9 = {9}, int64[1] m3 = {-3}, int64[1] ax = {2}"
+    + ", int64[1] s1 = {1}, int64[1] s2 = {2}, int64[1] last = {9223372036854775807}"
+)
+
+
+@pytest.mark.parametrize(("cut", "size", "left"), [
+    ("a0, a4, ax", 4, ["Neg"]), ("a4, a6, ax", 2, ["Abs", "Neg"]), ("m3, last, ax", 3, ["Neg"]),
+    ("a6, a9, ax, s1", 3, ["Neg"]), ("a0, a6, ax", 6, ["Abs", "Concat", "Slice", "Neg"]),
+    ("a4, a9, ax", 5, ["Abs", "Concat", "Slice", "Neg"]), ("a0, a4, ax, s2", 2, ["Abs", "Concat", "Slice", "Neg"]),
+])
+@pytest.mark.parametrize("axis", [2, -1])
+def test_an_operand_is_not_sliced_from_a_concat(cut: str, size: int, left: list[str], axis: int) -> None:
+    source = text(
+        f"h = Abs (u) c = Concat <axis={axis}> (x, h, z) p = Slice (c, {cut}) y = Neg (p)",
+        "float[B,S,4] x, float[B,S,2] u, float[B,S,3] z", f"float[B,S,{size}] y", JOINED,
+    )  # fmt: skip
+    assert ops(canonical(source)[0]) == left
+
+
+def test_slices_along_other_axes_and_of_unknown_sizes_stay() -> None:
+    for inputs, axis, rows in (("float[B,4,9] x, float[B,4,9] z", 1, 8), ("float[B,4,S] x, float[B,4,9] z", 2, 4)):
+        source = text(
+            f"c = Concat <axis={axis}> (x, z) y = Slice (c, a0, a4, ax)", inputs, f"float[B,{rows},4] y", JOINED
+        )
+        assert ops(canonical(source)[0]) == ["Concat", "Slice"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
-from onnxfuse.graph import shapes
+from onnxfuse.graph import shapes, view
 from onnxfuse.graph.dims import Dim, symbol
 from onnxfuse.graph.ir import Variable
+from onnxfuse.graph.model import Model
 from tests.graph.soundness import disagreements, load_text
 
 B, S, P = symbol("B"), symbol("S"), symbol("P")
@@ -254,3 +259,22 @@ def test_a_single_node_can_be_inferred_again() -> None:
     node.attrs["perm"] = [2, 0, 1]
     engine.infer_node(node)
     assert node.outputs[0].shape == (8, B, S)
+
+
+def test_convolutions_as_the_runtime_lays_them_out_on_a_cpu(tmp_path: Path) -> None:
+    """Saved by ONNX Runtime after all of its optimizations: channels in blocks, an activation in the convolution."""
+    weight = "float[32,3,4,4] w = {" + ",".join(["0.5"] * (32 * 48)) + "}"
+    body = "a = Conv <kernel_shape=[4,4], strides=[2,2], pads=[1,1,1,1]> (x, w) r = Relu (a) y = Neg (r)"
+    text = f"{HEADER}g (float[N,3,16,12] x) => (float[N,32,8,6] y) <{weight}> {{ {body} }}"
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "laid-out.onnx")
+    options.log_severity_level = 4
+    plain = load_text(text).to_proto()
+    session = onnxruntime.InferenceSession(plain.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(tmp_path / "laid-out.onnx")
+    if not any(node.domain == "com.microsoft.nchwc" for node in saved.graph.node):
+        pytest.skip("ONNX Runtime does not do so on this processor")
+    x = np.ones((2, 3, 16, 12), np.float32)
+    engine = shapes.infer(Model(saved))
+    before = view.producer(value(engine, "y")).inputs[0]
+    assert before.shape == (symbol("N"), 32, 8, 6) and session.run(None, {"x": x})[0].shape == (2, 32, 8, 6)
