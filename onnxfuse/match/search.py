@@ -37,6 +37,8 @@ from onnxfuse.rules.program import Program
 #: A search that takes more steps is given up: no real pattern needs a tenth of it.
 STEP_LIMIT = 50_000
 
+_UNBOUND = object()
+
 #: (step, first argument, second argument, rest); None is the empty agenda.
 Agenda = tuple[Any, Any, Any, Any] | None
 
@@ -50,7 +52,7 @@ class Search:
         self.tracer = tracer
         self.makers = program.makers
         self.env: dict[Any, Any] = {}
-        self.trail: list[Any] = []
+        self.trail: list[tuple[Any, Any]] = []
         self.passed = 0
         self.steps = 0
         self.phase = Phase.STRUCTURE
@@ -81,8 +83,8 @@ class Search:
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def bind(self, key: Any, value: Any) -> None:
+        self.trail.append((key, self.env.get(key, _UNBOUND)))  # results of functions may replace a capture
         self.env[key] = value
-        self.trail.append(key)
 
     def mark(self) -> tuple[int, int, Phase]:
         return len(self.trail), self.passed, self.phase
@@ -90,7 +92,11 @@ class Search:
     def undo(self, mark: tuple[int, int, Phase]) -> None:
         length, self.passed, self.phase = mark
         while len(self.trail) > length:
-            del self.env[self.trail.pop()]
+            key, before = self.trail.pop()
+            if before is _UNBOUND:
+                del self.env[key]
+            else:
+                self.env[key] = before
 
     def fail(
         self,

@@ -67,6 +67,19 @@ def test_captures_of_one_name_agree(attempt) -> None:
     assert tried.count == 0 and tried.failure.id == "captures.k" and tried.failure.kind is Kind.CAPTURE
 
 
+@pytest.mark.parametrize(("numbers", "matches"), [("4, 0.5", 1), ("0.5, 4", 1), ("4, 2", 0)])
+def test_a_capture_that_a_function_replaced_is_back_for_the_next_try(attempt, numbers: str, matches: int) -> None:
+    where = """
+where:
+  - {fn: positive_ratio, of: [$a, $b], set: {a: ratio}}
+  - {fn: product_below, of: [$a, $b], with: {limit: 1}}
+"""
+    rule = body("y: {op: Add, in: [p, q]}\np: {op: Mul, in: [x, $a]}\nq: {op: Mul, in: [x, $b]}", extra=where)
+    first, second = numbers.split(", ")
+    weights = f"float m = {{{first}}}, float n = {{{second}}}"
+    assert attempt(rule, "u = Mul (x, m) v = Mul (x, n) y = Add (u, v)", weights=weights).count == matches
+
+
 def test_a_second_use_of_a_name_is_the_same_value(attempt) -> None:
     rule = body("s: {op: Sigmoid, in: [x]}\ny: {op: Mul, in: [x, s]}")
     assert attempt(rule, "s = Sigmoid (x)\ny = Mul (s, x)").count == 1
