@@ -175,6 +175,22 @@ def test_models_of_four_bits_now_are_fused_and_right(record: dict[str, Any], tmp
     assert all(output["tolerance"] < 1e-3 for output in report["verify"]["outputs"])
 
 
+HALVED = [r for i, r in enumerate(FLOAT32) if i % 9 == 7 or r["file"].startswith(("gpt2-ts14", "mistral-dyn18"))]
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("record", HALVED, ids=lambda r: r["file"].removesuffix(".onnx"))
+def test_models_in_half_precision_now_keep_their_blocks(record: dict[str, Any], tmp_path: Path) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    path = tmp_path / record["file"]
+    onnx.save(convert_float_to_float16(onnx.load(CORPUS / record["file"])), path)
+    before, after = (onnxfuse.optimize(p, tmp_path / "out.onnx", target="cpu", verify=p == path).report
+                     for p in (CORPUS / record["file"], path))
+    assert after["verify"]["status"] == "passed" and not after["reverted"]
+    assert after["blocks"] == before["blocks"]
+
+
 #: In other words after ONNX Runtime's own fusions: a bias in a skip norm, a first norm without positions beside it.
 ELSEWHERE = {"matmul_bias", "bcast_add_layernorm"}
 #: A sample, and those in which it moves a factor across a tanh or lays out a convolution.

@@ -191,7 +191,8 @@ def _other_value(attribute: AttributeProto) -> AttributeProto | None:
 def _other_constant(array: np.ndarray) -> np.ndarray | None:
     """Another value for numbers and short integer lists; weights stay, they are meant to be anything."""
     if array.size == 1 and array.dtype.kind in "fV":
-        return (array.astype(np.float64) * 1.5 + 0.25).astype(array.dtype)
+        with np.errstate(over="ignore"):  # the lowest number of a dtype becomes -inf
+            return (array.astype(np.float64) * 1.5 + 0.25).astype(array.dtype)
     if array.dtype.kind in "iu" and 0 < array.size <= 8:
         return array + array.dtype.type(1) if array.size == 1 else array[::-1].copy()
     return None

@@ -55,8 +55,8 @@ def compare(fused: np.ndarray, unfused: np.ndarray, wanted: np.ndarray) -> str |
         return "NaN or infinity where the original has numbers"
     if not usable.any():
         return None if np.array_equal(np.isnan(have), np.isnan(base)) else "NaN in other places"
-    error = np.abs(have - true)[usable].max()
-    own = np.abs(base - true)[usable].max()
+    error = np.abs(have[usable] - true[usable]).max()
+    own = np.abs(base[usable] - true[usable]).max()
     limit = FACTOR * own + FLOOR[fused.dtype.name] * max(np.abs(true[usable]).max(), 1e-30)
     return None if error <= limit else f"error {error:.3g}, at most {limit:.3g} allowed (the original's is {own:.3g})"
 
