@@ -194,7 +194,7 @@ def optimize(
         applied=[(a.rule, a.stage) for a in built.applied], blocks=built.blocks, blocks_lowered=built.blocks_lowered,
         lowering=built.lowering, verify=result.verdict.as_dict() if result.verdict else {"status": "skipped"},
         reverted=[entry.as_dict() for entry in checked.reverted] if checked else [], seconds=seconds,
-        sizes=_sizes(source, original, light, result.path),
+        sizes=_sizes(source, original, light, result.path), weights=_weights(original),
         options={"disable": sorted(options.disable), "exclude_nodes": sorted(options.exclude_nodes), "seed": seed,
                  "stop_after": options.stop_after, "rules": list(options.rules), "kv_cache": kv_cache},
         kv_cache=in_place_cache.as_dict(built, generation),
@@ -221,6 +221,13 @@ def _begin(progress: pipeline.Progress | None, step: str) -> float:
 
 def _elapsed(since: float) -> float:
     return round(time.perf_counter() - since, 6)
+
+
+def _weights(original: onnx.ModelProto) -> dict[str, int]:
+    """How many weights there are, and how many of them a caller may replace (from IR version 4 on)."""
+    inputs = {value.name for value in original.graph.input} if original.ir_version >= 4 else set()
+    given = [tensor.name for tensor in original.graph.initializer]
+    return {"count": len(given), "replaceable": sum(name in inputs for name in given)}
 
 
 def _sizes(

@@ -45,7 +45,7 @@ def build(
     *, model: str, output: str | None, target: str, proto: onnx.ModelProto, nodes_before: int,
     applied: Sequence[tuple[str, str]], blocks: Mapping[str, Any], blocks_lowered: Mapping[str, Any],
     lowering: Mapping[str, Any], verify: Mapping[str, Any], reverted: Sequence[Mapping[str, Any]],
-    seconds: Mapping[str, float], sizes: Mapping[str, int], options: Mapping[str, Any],
+    seconds: Mapping[str, float], sizes: Mapping[str, int], weights: Mapping[str, int], options: Mapping[str, Any],
     kv_cache: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON report, schema 1; docs/reference/report.md describes the keys."""
@@ -58,6 +58,7 @@ def build(
         "options": dict(options),
         "nodes": {"before": nodes_before, "after": sum(ops.values())},
         "bytes": dict(sizes),
+        "weights": dict(weights),
         "fusions": fusions(applied),
         "ops_after": ops,
         "blocks": dict(blocks),
@@ -88,6 +89,10 @@ def summary(report: Mapping[str, Any]) -> str:
         lines += [f"  {f['stage']:<5} {f['rule']:<{width}} {f['count']:>4}" for f in report["fusions"]]
     else:
         lines.append("  no rule applied")
+    if report["weights"]["replaceable"]:
+        lines.append("  {replaceable} of {count} weights are inputs of the graph, too: a caller may replace them, so "
+                     "that nothing is fused with them".format_map(report["weights"]))
+        lines.append("    (onnxruntime.tools.remove_initializer_from_input makes them constants)")
     apart: dict[str, int] = {}
     for entry in report["lowering"].get("taken_apart", ()):
         apart[entry["op"].rpartition("::")[2]] = apart.get(entry["op"].rpartition("::")[2], 0) + entry["count"]

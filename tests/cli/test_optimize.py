@@ -23,6 +23,22 @@ MODELS = Path(__file__).parents[2] / "models"
 LLAMA = MODELS / "llama-dyn20-f32-sdpa-tf5.onnx"
 
 
+def test_weights_that_a_caller_may_replace_are_pointed_out(cli, tmp_path: Path) -> None:
+    model = onnx.load(MODELS / "vit-dyn18-f32-sdpa.onnx")
+    count = len(model.graph.initializer)
+    for tensor in model.graph.initializer:
+        kind = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(kind)
+    path, report = tmp_path / "m.onnx", tmp_path / "report.json"
+    for version, replaceable in ((8, count), (3, 0)):  # before 4 all weights were inputs, and constants
+        model.ir_version = version
+        onnx.save(model, path)
+        outcome = cli("optimize", path, "--target", "cpu", "--report", report)
+        assert outcome.code == 0, outcome.err
+        assert json.loads(report.read_text())["weights"] == {"count": count, "replaceable": replaceable}
+        assert (f"{count} of {count} weights are inputs of the graph, too" in outcome.out) == bool(replaceable)
+
+
 def test_a_llama_comes_out_fused_and_verified(cli, tmp_path: Path) -> None:
     out, report = tmp_path / "fused.onnx", tmp_path / "report.json"
     outcome = cli("optimize", LLAMA, "-o", out, "--target", "cpu", "--report", report)
