@@ -56,6 +56,7 @@ def check_content(proto: onnx.ModelProto, where: str) -> None:
         raise ModelError(f"`{where}` holds no ONNX graph", hint="the file may be empty or of another format")
     if not proto.opset_import:
         raise ModelError("the model imports no opset", where=where, hint="export it again with an opset_version")
+    _import_runtime_domains(proto)
     try:
         onnx.checker.check_model(_checkable(proto), full_check=False)
     except onnx.checker.ValidationError as error:
@@ -63,6 +64,13 @@ def check_content(proto: onnx.ModelProto, where: str) -> None:
         raise ModelError(f"not a valid ONNX model: {text}", where=where, hint="`onnx.checker` rejects it") from error
     except Exception as error:  # the checker raises plain exceptions for some malformed graphs
         raise ModelError(f"not a valid ONNX model: {error}", where=where) from error
+
+
+def _import_runtime_domains(proto: onnx.ModelProto) -> None:
+    """ONNX Runtime knows the versions of its own domains, and its Python tools write models that do not name them."""
+    used = {node.domain for node in _all_nodes(proto.graph)} & {"com.microsoft", "com.microsoft.nchwc"}
+    for domain in sorted(used - {opset.domain for opset in proto.opset_import}):
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
 
 def contradiction(proto: onnx.ModelProto) -> str | None:

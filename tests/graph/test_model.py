@@ -250,6 +250,20 @@ def test_ops_that_onnx_runtime_has_in_onnx_domain_are_accepted() -> None:
     assert model.load(proto).graph.nodes[0].op == "SimplifiedLayerNormalization"
 
 
+def test_domains_of_onnx_runtime_need_not_be_imported(tmp_path: Path) -> None:
+    """Its optimizer's `OptimizedModel.model`, saved as it is, names none; its sessions take it."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
+    for domain, accepted in (("com.microsoft", True), ("com.example", False)):
+        node = helper.make_node("Gelu", ["x"], ["y"], domain=domain)
+        proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 17)])
+        onnx.save(proto, tmp_path / "m.onnx")
+        if accepted:
+            assert model.load(tmp_path / "m.onnx").opsets == {"": 17, "com.microsoft": 1}
+        else:
+            with pytest.raises(ModelError, match="No opset import for domain"):
+                model.load(tmp_path / "m.onnx")
+
+
 def test_a_new_node_brings_its_opset_import() -> None:
     loaded = model.load(parsed())
     relu = loaded.graph.nodes[1]
