@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto
 from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError, VerificationError
 from onnxfuse.runtime import archive, feeds, oracle, scenarios
 from onnxfuse.runtime.session import Runner, grants_int8
-from onnxfuse.verify.compare import Comparison, compare
+from onnxfuse.verify.compare import FACTOR, FLOOR, Comparison, compare
 from onnxfuse.verify.nudge import nudged
 
 #: Above this many bytes of weights there is no float64 oracle (it would double them); the unfused model without ONNX
@@ -22,7 +22,7 @@ from onnxfuse.verify.nudge import nudged
 WIDE_LIMIT = 400_000_000
 #: Above these sizes fewer and shorter input sets are run.
 MEDIUM, HUGE = 64_000_000, 1_000_000_000
-#: So many times the weights of a quantized model are moved before a difference is called wrong.
+#: So many times the weights are moved before a difference is called wrong, where the original's error tells little.
 NUDGES = 8
 #: A set in which more than this share of elements is disputed says nothing and is left out.
 ILL_CONDITIONED = 0.6
@@ -203,7 +203,10 @@ class Verifier:
         return not shares or min(shares) <= ILL_CONDITIONED
 
     def _movement(self, inputs: scenarios.InputSet, output: str) -> float:
-        """How far the original's output moves with the last bits of its weights, relative to its largest value."""
+        """How far the original's output moves with the last bits of its weights, relative to its largest value; 0
+        where its own error tells how exact it is."""
+        if not (self.quantized or self.structure_only):
+            return 0.0
         if self._movements is None:
             self._movements = {s.name: dict.fromkeys(s.outputs, 0.0) for s in self.sets}
             if weight_bytes(self._proto) <= WIDE_LIMIT:
@@ -371,9 +374,12 @@ class Verifier:
                 verdict.failing.append(inputs.name)
                 continue
             result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype, quantized=self.quantized)
-            if not result.passed and self.quantized and (movement := self._movement(inputs, name)):
-                result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype, quantized=True,
-                                 movement=movement)
+            if not result.passed and (movement := self._movement(inputs, name)):
+                # In float32 only what is folded is rounded again, and once, where a nudge is up to two units: the
+                # movement as it is, or the floor.
+                allowed = movement if self.quantized else max(movement - FLOOR[self.dtype], 0.0) / FACTOR
+                result = compare(got[name], unfused, self._truth[inputs.name][name], self.dtype,
+                                 quantized=self.quantized, movement=allowed)
                 verdict.notes.append(f"set `{inputs.name}`: output `{name}` of the original itself moves by "
                                      f"{movement:.2g} with the last bits of its weights")
             if not result.passed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -287,3 +288,19 @@ def test_steps_that_the_original_itself_takes_are_allowed(tmp_path: Path) -> Non
     verifier = Verifier(stepping(), inputs=file)
     assert verifier.check(stepping()).status == verifier.check(other).status == "passed"
     assert verifier.check(stepping(weight=0.2)).status == "failed"
+
+
+def test_a_weight_that_is_rounded_again_is_right_where_half_precision_cannot_be_run() -> None:
+    """bfloat16, which the CPU runs in float32: the original's own error there says nothing about its exactness."""
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal((64, 64)).astype(ml_dtypes.bfloat16) for n in ("u", "v", "w")}
+    nodes = [onnx.helper.make_node("MatMul", [a, b], [c]) for a, b, c in zip("xhg", "uvw", "hgy", strict=True)]
+    model = model_of(nodes, ["n", 64], ["n", 64], given)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    verifier = Verifier(model)
+    assert verifier.structure_only and verifier.check(model).status == "structure-only"
+    other = verifier.check(nudged(model, 99))
+    assert other.status == "structure-only", other.problems
+    wrong = verifier.check(changed(model, lambda w: w * 1.2))
+    assert wrong.status == "failed" and len(wrong.failing) == len(wrong.sets)
