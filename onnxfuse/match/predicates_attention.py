@@ -146,15 +146,15 @@ def structural_mask(scope: Scope, mask: Value, queries: Any, keys: Any, past: An
 @predicate
 def hides_causally_again(scope: Scope, condition: Value, mask: Value) -> Outcome:
     """of: a condition for seeing a key, a mask that is added afterwards
-    holds: the condition provably hides exactly the keys after each query, counted from some key on; the mask hides
+    holds: the condition provably hides exactly the keys after each query (or after some later key); the mask hides
         those as well, and adds nothing but 0 or one low number
     """
     elements = _elements(scope)
     facts, again = masks.analyze(condition, elements), masks.analyze(mask, elements)
     conditions = set(facts.conditions()) if facts is not None and facts.boolean and facts.structural else set()
     offset = facts.causal_offset() if facts is not None and len(conditions) == 1 else None
-    if facts is None or offset is None:
-        return Refused("a causal condition", f"`{condition.name}`")
+    if facts is None or offset is None or not offset.never_negative():
+        return Refused("a causal condition in which each query sees a key", f"`{condition.name}`")
     if again is None or again.boolean or len(again.terms) != 1 or not isinstance(again.terms[0], masks.Choice):
         return Refused("a mask of 0 and one low number", f"`{mask.name}`")
     if not again.implies_causal(offset):

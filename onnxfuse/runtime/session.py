@@ -197,7 +197,13 @@ def uses_domain(proto: onnx.ModelProto, domain: str = FUSED_DOMAIN) -> bool:
 
 def grants_int8(proto: onnx.ModelProto) -> bool:
     """Whether a MatMulNBits may round its activations (`accuracy_level` 2 to 4: to float16, bfloat16, int8)."""
-    return any(granted.i > 1 for granted in _accuracy_levels(proto))
+    return any(granted.i > 1 for granted in accuracy_levels(proto))
+
+
+def grants_more(proto: onnx.ModelProto, original: onnx.ModelProto) -> bool:
+    """Whether more products of the first model may round their activations, or some to fewer bits."""
+    mine, given = (sorted((a.i for a in accuracy_levels(p) if a.i > 1), reverse=True) for p in (proto, original))
+    return len(mine) > len(given) or any(m > g for m, g in zip(mine, given, strict=False))
 
 
 def with_exact_products(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -206,19 +212,20 @@ def with_exact_products(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     exact = onnx.ModelProto()
     exact.CopyFrom(proto)
-    for granted in _accuracy_levels(exact):
+    for granted in accuracy_levels(exact):
         granted.i = min(granted.i, 1)
     return exact
 
 
-def _accuracy_levels(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+def accuracy_levels(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """The attributes by which products of few-bit weights (MatMulNBits and what is made of it) may be less exact."""
     bodies = [proto.graph.node, *(function.node for function in proto.functions)]
     while bodies:
         for node in bodies.pop():
             for attribute in node.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH:
                     bodies.append(attribute.g.node)
-                elif node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                elif node.domain == "com.microsoft" and attribute.name == "accuracy_level":
                     yield attribute
 
 

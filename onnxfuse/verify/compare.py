@@ -7,7 +7,7 @@ when it is within the tolerance of the oracle, or of the unfused output:
 
 where an output that is narrower than the dtype that the model computes in has one rounding to its own for a floor. If
 activations are quantized, how far the original itself moves with the last bits of its weights stands in for a smaller
-error of the unfused output.
+error of the unfused output, up to a limit.
 
 Why both. The oracle alone would fail a faithful rewrite where the exporter's own graph departs from the wide dtype on
 purpose, for example where a mask of finfo.min sums to -inf in float32 and not in float64. The unfused output alone
@@ -38,8 +38,8 @@ FLOOR = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 #: Quantized activations round to one of 256 values, and a different last bit before may round to the next one.
 QUANTIZED_FLOOR = 5e-3
 
-#: Their rounding is a part of the unfused error where the oracle has none: a few percent.
-QUANTIZED_DISPUTED = 0.1
+#: Where the oracle has no int8 activations and the two models have, their rounding is a part of the unfused error.
+GRANTED_DISPUTED = 0.1
 
 #: Errors of the unfused output above this are no rounding: the graph means something else in the wide dtype, or the
 #: narrow one overflowed.
@@ -71,7 +71,7 @@ class Comparison:
 
 def compare(
     fused: np.ndarray, unfused: np.ndarray, oracle: np.ndarray, dtype: str, *, quantized: bool = False,
-    movement: float = 0.0,
+    allowance: float = 0.0, disputed: float = 0.0,
 ) -> Comparison:
     """Compare one output.
 
@@ -80,7 +80,8 @@ def compare(
         dtype: the narrowest float dtype that the model computes in; it picks floor and dispute limit. The output itself
             may be narrower: then one rounding to it is granted as well.
         quantized: whether the model quantizes activations.
-        movement: how far the unfused output moves with the last bits of the weights, relative to its largest value.
+        allowance: what a right output may differ by for other reasons, relative to its largest value.
+        disputed: the limit of disputes if it is more than the dtype's.
     """
     if fused.shape != unfused.shape:
         return Comparison(passed=False, error=float("inf"),
@@ -97,11 +98,11 @@ def compare(
         fused_error = np.abs(f - o) / scale
         fused_to_unfused = np.abs(f - u) / scale
     one_rounding = float(ml_dtypes.finfo(unfused.dtype).eps)  # type: ignore[no-untyped-call]
-    limit = max(DISPUTED[dtype], one_rounding, QUANTIZED_DISPUTED if quantized else 0.0)
+    limit = max(DISPUTED[dtype], one_rounding, disputed)
     undisputed = np.isfinite(u) & finite_o & (unfused_error <= limit)
     baseline = float(np.max(unfused_error, where=undisputed, initial=0.0))
     floor = max(FLOOR[dtype], one_rounding, QUANTIZED_FLOOR if quantized else 0.0)
-    tolerance = FACTOR * max(baseline, movement) + floor
+    tolerance = max(FACTOR * baseline, allowance) + floor
     # Comparisons with NaN are false, so a NaN in the fused output is wrong here.
     right = (fused_error <= tolerance) | (fused_to_unfused <= tolerance) | _same_kind(f, o) | _same_kind(f, u)
     shown = np.where(undisputed, fused_error, np.minimum(fused_error, fused_to_unfused))

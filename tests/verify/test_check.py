@@ -274,13 +274,53 @@ def test_what_the_accuracy_level_grants_is_run_too() -> None:
         assert verdict.failing == expected and all("accuracy_level" in problem for problem in verdict.problems)
 
 
+def test_products_may_not_round_more_than_the_original_s() -> None:
+    for given, made in ((0, 4), (0, 2), (2, 4)):
+        verdict = Verifier(four_bits(given)).check(four_bits(made))
+        assert verdict.status == "failed" and "accuracy_level" in verdict.problems[0]
+    assert Verifier(four_bits(4)).check(four_bits(2)).ok
+
+
+def test_where_last_bits_move_everything_wrong_is_still_wrong() -> None:
+    """A chain of roundings of growing values moves by as much as it is large; all zeros are not right for that."""
+    rng = np.random.default_rng(0)
+    nodes, given = [], {}
+    for i in range(16):
+        source = "x" if i == 0 else f"t{i - 1}"
+        given[f"w{i}"] = (rng.standard_normal((16, 16)) * 2).astype(np.float32)
+        nodes += [onnx.helper.make_node("DynamicQuantizeLinear", [source], [f"q{i}", f"s{i}", f"z{i}"]),
+                  onnx.helper.make_node("DequantizeLinear", [f"q{i}", f"s{i}", f"z{i}"], [f"d{i}"]),
+                  onnx.helper.make_node("MatMul", [f"d{i}", f"w{i}"], [f"p{i}"]),
+                  onnx.helper.make_node("Tanh", [f"p{i}"], ["y" if i == 15 else f"t{i}"])]  # fmt: skip
+    model = model_of(nodes, ["n", 16], ["n", 16], given)
+    verifier = Verifier(model)
+    assert any(verifier._movement(s, "y") > 0.5 for s in verifier.sets)
+    zeros = onnx.ModelProto.FromString(model.SerializeToString())
+    last = next(t for t in zeros.graph.initializer if t.name == "w15")
+    last.CopyFrom(numpy_helper.from_array(np.zeros((16, 16), np.float32), "w15"))
+    assert verifier.check(zeros).status == "failed" and verifier.check(model).status == "passed"
+
+
+def test_a_model_that_does_not_run_with_other_last_bits_has_a_verdict() -> None:
+    """Its sizes are computed from a weight."""
+    nodes = [onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+             onnx.helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+             onnx.helper.make_node("Ceil", ["size"], ["up"]), onnx.helper.make_node("Cast", ["up"], ["dims"], to=7),
+             onnx.helper.make_node("Reshape", ["d", "dims"], ["r"]), onnx.helper.make_node("Mul", ["r", "w"], ["y"])]
+    given = {"scale": np.array(0.1, np.float32), "zero": np.array(0, np.int8), "w": np.array(1.5, np.float32),
+             "size": np.array([-1.0, 3.9999998], np.float32)}  # fmt: skip
+    verifier = Verifier(model_of(nodes, ["n", 4], ["n", 4], given))
+    wrong = model_of(nodes, ["n", 4], ["n", 4], {**given, "w": np.array(2.5, np.float32)})
+    assert verifier.check(wrong).status == "failed"
+
+
 def test_steps_that_the_original_itself_takes_are_allowed(tmp_path: Path) -> None:
     file = tmp_path / "in.npz"
-    np.savez(file, x=np.tile(np.arange(1, 17, 2, dtype=np.float32), (3, 1)))
+    np.savez(file, x=np.tile(np.arange(17, 33, 2, dtype=np.float32), (3, 1)))
     verifier = Verifier(stepping(), inputs=file)
     other = nudged(stepping(), 99)
     moved = Runner(other).run(verifier.sets[0].feeds)["y"]
-    assert np.abs(moved - verifier.sets[0].outputs["y"]).max() == pytest.approx(0.1)  # of 0.8
+    assert np.abs(moved - verifier.sets[0].outputs["y"]).max() == pytest.approx(0.1)  # of 1.5
     right = verifier.check(other)
     assert right.status == "passed" and any("the original itself moves" in note for note in right.notes)
     assert verifier.check(stepping(weight=0.09)).status == "failed"
