@@ -224,10 +224,8 @@ def _elapsed(since: float) -> float:
 
 
 def _weights(original: onnx.ModelProto) -> dict[str, int]:
-    """How many weights there are, and how many of them a caller may replace (from IR version 4 on)."""
-    inputs = {value.name for value in original.graph.input} if original.ir_version >= 4 else set()
-    given = [tensor.name for tensor in original.graph.initializer]
-    return {"count": len(given), "replaceable": sum(name in inputs for name in given)}
+    """How many weights there are, and how many of them a caller may replace."""
+    return {"count": len(original.graph.initializer), "replaceable": len(models.overridable(original))}
 
 
 def _sizes(

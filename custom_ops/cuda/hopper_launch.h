@@ -25,7 +25,8 @@ const std::vector<HopperVariant>& tile_variants();
 std::string stream_refusal(const LinearProblem& problem, const Plan& plan);
 std::string tile_refusal(const LinearProblem& problem, const Plan& plan);
 
-// For a plan that is not refused. `row_stats`: RowStats[m] on the device. launch_stream takes the statistics in the kernel if it is null.
+// For a plan that is not refused. `row_stats`: RowStats[m] on the device. launch_stream takes the statistics in the
+// kernel if it is null.
 Status launch_stream(const LinearProblem& problem, const Plan& plan, const void* row_stats, cudaStream_t stream);
 Status launch_tile(const LinearProblem& problem, const Plan& plan, const StatsSource& row_stats, cudaStream_t stream);
 

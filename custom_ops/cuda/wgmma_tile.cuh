@@ -6,8 +6,9 @@
 // and 16-byte stores, each warp on its own.
 //
 // The norm's statistics come from a kernel beside this one, which says by flags when x and when they are there, or from
-// one before, which lets this one start when x is there and is waited for in the epilogue. Or, for small tiles, x goes to wgmma through
-// registers (ldmatrix) and its sums are taken on the way, which costs less than another kernel if K is short.
+// one before, which lets this one start when x is there and is waited for in the epilogue. Or, for small tiles, x goes
+// to wgmma through registers (ldmatrix) and its sums are taken on the way, which costs less than another kernel if K is
+// short.
 //
 // kSplit > 1: the CTAs of a cluster split K. Each sends its partial sums to the one that finishes those columns, which
 // adds them to its own, always in the same order.

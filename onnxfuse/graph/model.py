@@ -333,10 +333,16 @@ def _same(old: object, new: object) -> bool:
     return type(old) is type(new) and not isinstance(old, gs.Tensor) and old == new
 
 
+def overridable(proto: onnx.ModelProto) -> set[str]:
+    """Initializers that are inputs of the graph, too: a caller may override them (from IR version 4 on)."""
+    if proto.ir_version < 4:
+        return set()
+    return {tensor.name for tensor in proto.graph.initializer} & {value.name for value in proto.graph.input}
+
+
 def _split_overridable(proto: onnx.ModelProto) -> dict[str, tuple[TensorProto, onnx.ValueInfoProto]]:
     """Take initializers that the caller may override (also graph inputs, IR ≥ 4) out of the proto, which leaves them
     as plain graph inputs: values nobody may treat as constant."""
-    inputs = {i.name: i for i in proto.graph.input}
     if proto.ir_version < 4:
         # Before IR 4 every initializer had to be listed as an input, and none could be overridden.
         names = {t.name for t in proto.graph.initializer}
@@ -344,8 +350,10 @@ def _split_overridable(proto: onnx.ModelProto) -> dict[str, tuple[TensorProto, o
         del proto.graph.input[:]
         proto.graph.input.extend(kept_inputs)
         return {}
+    inputs = {i.name: i for i in proto.graph.input}
+    names = overridable(proto)
     found = {
-        t.name: (copy.deepcopy(t), copy.deepcopy(inputs[t.name])) for t in proto.graph.initializer if t.name in inputs
+        t.name: (copy.deepcopy(t), copy.deepcopy(inputs[t.name])) for t in proto.graph.initializer if t.name in names
     }
     if found:
         kept = [t for t in proto.graph.initializer if t.name not in found]

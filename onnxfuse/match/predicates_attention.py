@@ -151,9 +151,9 @@ def hides_causally_again(scope: Scope, condition: Value, mask: Value) -> Outcome
     """
     elements = _elements(scope)
     facts, again = masks.analyze(condition, elements), masks.analyze(mask, elements)
-    conditions = set(facts.conditions()) if facts is not None and facts.boolean and facts.structural else set()
-    offset = facts.causal_offset() if facts is not None and len(conditions) == 1 else None
-    if facts is None or offset is None or not offset.never_negative():
+    single = facts is not None and facts.boolean and facts.structural and len(set(facts.conditions())) == 1
+    offset = facts.causal_offset() if facts is not None and single else None
+    if offset is None or not offset.never_negative():
         return Refused("a causal condition in which each query sees a key", f"`{condition.name}`")
     if again is None or again.boolean or len(again.terms) != 1 or not isinstance(again.terms[0], masks.Choice):
         return Refused("a mask of 0 and one low number", f"`{mask.name}`")

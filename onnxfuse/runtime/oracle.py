@@ -16,7 +16,7 @@ import onnx.inliner
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import ModelError
-from onnxfuse.runtime.session import Runner
+from onnxfuse.runtime.session import Runner, with_subgraphs
 
 #: What becomes what, for an oracle of that name.
 WIDENINGS: dict[str, dict[int, int]] = {
@@ -130,17 +130,7 @@ def _culprit(message: str, present: set[str], wrapped: set[str]) -> str | None:
 
 
 def _op_types(proto: onnx.ModelProto) -> set[str]:
-    found: set[str] = set()
-
-    def visit(nodes: Iterable[onnx.NodeProto]) -> None:
-        for node in nodes:
-            found.add(node.op_type)
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.GRAPH:
-                    visit(attribute.g.node)
-
-    visit(proto.graph.node)
-    return found - {"Cast", "Constant"}
+    return {node.op_type for node in with_subgraphs(proto.graph.node)} - {"Cast", "Constant"}
 
 
 def _graph(

@@ -219,14 +219,24 @@ def with_exact_products(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def accuracy_levels(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
     """The attributes by which products of few-bit weights (MatMulNBits and what is made of it) may be less exact."""
-    bodies = [proto.graph.node, *(function.node for function in proto.functions)]
-    while bodies:
-        for node in bodies.pop():
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    bodies.append(attribute.g.node)
-                elif node.domain == "com.microsoft" and attribute.name == "accuracy_level":
-                    yield attribute
+    for node in every_node(proto):
+        if node.domain == "com.microsoft":
+            yield from (attribute for attribute in node.attribute if attribute.name == "accuracy_level")
+
+
+def every_node(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of all graphs and functions of a model."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield from with_subgraphs(nodes)
+
+
+def with_subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from with_subgraphs(attribute.g.node)
 
 
 def _reason(error: Exception) -> str:

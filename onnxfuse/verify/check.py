@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto
 
 from onnxfuse.errors import InputDataError, ModelError, RuntimeMissingError, VerificationError
 from onnxfuse.runtime import archive, feeds, oracle, scenarios
-from onnxfuse.runtime.session import Runner, grants_int8, grants_more
+from onnxfuse.runtime.session import Runner, every_node, grants_int8, grants_more, with_subgraphs
 from onnxfuse.verify.compare import FLOOR, GRANTED_DISPUTED, Comparison, compare
 from onnxfuse.verify.nudge import nudged
 
@@ -318,20 +318,15 @@ class Verifier:
         inputs = next((s for s in self.sets if not s.by_row), None)
         if inputs is None or (only is not None and inputs.name not in only):
             return
-        def granted(proto: onnx.ModelProto, folder: Path | None) -> dict[str, np.ndarray]:
-            runner = Runner(
-                proto, self._provider, level="all", base_dir=folder, custom_ops=self._custom_ops, exact=False
-            )
-            return runner.run(inputs.feeds)
 
         if self._granted is None:
             try:
-                self._granted = granted(self._proto, self._base_dir)
+                self._granted = self._run_granted(self._proto, self._base_dir, inputs)
             except ModelError as error:
                 self._granted = {}
                 verdict.notes.append(f"the original does not run with its accuracy_level: {error.message[:200]}")
         try:
-            got = granted(fused, base_dir) if self._granted else {}
+            got = self._run_granted(fused, base_dir, inputs) if self._granted else {}
         except ModelError as error:
             verdict.failing.append(inputs.name)
             verdict.problems.append(f"set `{inputs.name}`, with the accuracy_level of its MatMulNBits: {error.message}")
@@ -343,6 +338,12 @@ class Verifier:
                 verdict.failing.append(inputs.name)
                 verdict.problems.append(f"set `{inputs.name}`, output `{name}`, with the accuracy_level of its "
                                         f"MatMulNBits: {result.problem}")
+
+    def _run_granted(
+        self, proto: onnx.ModelProto, folder: Path | None, inputs: scenarios.InputSet
+    ) -> dict[str, np.ndarray]:
+        runner = Runner(proto, self._provider, level="all", base_dir=folder, custom_ops=self._custom_ops, exact=False)
+        return runner.run(inputs.feeds)
 
     def _never_finite(self) -> list[str]:
         """Outputs that hold numbers in some set, but in none of them a finite one."""
@@ -419,7 +420,7 @@ class Verifier:
 def narrowest(proto: onnx.ModelProto) -> str:
     """The narrowest float dtype that the model computes in, from its weights, constants, casts, inputs and outputs.
     What is only cast on its way in or out does not count: the results are as exact as the dtype between allows."""
-    nodes = list(_nodes(proto.graph.node))
+    nodes = list(with_subgraphs(proto.graph.node))
     read = {name for node in nodes for name in node.input}
     computed_with = {name for node in nodes if node.op_type != "Cast" for name in node.input}
     cast_last = {n.output[0] for n in proto.graph.node if n.op_type == "Cast" and n.output[0] not in read}
@@ -463,13 +464,4 @@ def weight_bytes(proto: onnx.ModelProto) -> int:
 
 
 def _ops(proto: onnx.ModelProto) -> set[str]:
-    return {n.op_type for nodes in (proto.graph.node, *(f.node for f in proto.functions)) for n in _nodes(nodes)}
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _nodes(attribute.g.node)
+    return {node.op_type for node in every_node(proto)}

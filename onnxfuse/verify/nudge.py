@@ -10,9 +10,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+from onnxfuse.runtime.oracle import FLOATS
 
 
 def nudged(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
@@ -28,7 +28,7 @@ def nudged(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     result.CopyFrom(proto)
     rng = np.random.default_rng(seed)
     for tensor in result.graph.initializer:
-        if tensor.data_type not in _FLOATS or int(np.prod(tensor.dims)) < 2:
+        if tensor.data_type not in FLOATS or int(np.prod(tensor.dims)) < 2:
             continue
         values = numpy_helper.to_array(tensor)
         info = ml_dtypes.finfo(values.dtype)  # type: ignore[no-untyped-call]

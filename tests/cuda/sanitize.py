@@ -26,7 +26,7 @@ EXTENTS = ((5, 136, 200), (70, 264, 328), (193, 424, 136), (20, 72, 1352))
 MANY_TILES = (2120, 2568, 200)  # several for each multiprocessor, some partial
 
 
-def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
+def plans(variants: list[Variant], shape: Shape, stream_sums: bool = True) -> Iterator[Plan]:
     for v in variants:
         if v.path == "stream" and shape.rows > 1000:
             continue
@@ -37,16 +37,13 @@ def plans(variants: list[Variant], shape: Shape) -> Iterator[Plan]:
                         yield Plan("stream", v.index, stages, row_stats=row_stats, ahead=2)
                 continue
             for split in (1, 2, 4):
-                yield Plan("stream", v.index, 3, split, row_stats=split % 2 if shape.norm != "none" else 0)
+                row_stats = split % 2 if shape.norm != "none" else 0
+                if stream_sums or row_stats or shape.norm == "none":
+                    yield Plan("stream", v.index, 3, split, row_stats=row_stats)
         elif v.gated == shape.gated:
             for cluster in ((1, 1), (2, 1), (1, 2)):
                 for row_stats in (0,) if shape.norm == "none" else (0, 1, 2):
                     yield Plan("tile", v.index, 0, *cluster, raster=2, row_stats=row_stats)
-
-
-def takes_stream_sums(plan: Plan, shape: Shape, variants: list[Variant]) -> bool:
-    splits_k = {v.index: v.split > 1 for v in variants if v.path == "stream"}  # the skinny kernels have no cluster
-    return plan.path == "stream" and splits_k[plan.variant] and shape.norm != "none" and plan.row_stats == 0
 
 
 def main() -> int:
@@ -69,10 +66,7 @@ def main() -> int:
             problem = shape.as_c()
             problem.colsum = 16  # any address: it is only asked whether the plan can run
             with kernels.bench(shape) as bench:
-                chosen = list(plans(variants, shape))
-                if options.without_stream_sums:
-                    chosen = [plan for plan in chosen if not takes_stream_sums(plan, shape, variants)]
-                for plan in chosen[first - 1 :: parts]:
+                for plan in list(plans(variants, shape, not options.without_stream_sums))[first - 1 :: parts]:
                     if kernels.scratch_bytes(problem, plan) < 0:  # refused
                         continue
                     if options.verbose:

@@ -54,9 +54,10 @@ def _fused_matmul(call: Call) -> None:
     call.set(0, None, matmul_shape(left, right))
 
 
-# What ONNX Runtime makes of a convolution on a CPU: channels in blocks, padded to full ones, until they are put back.
-for _op, _domain in (("FusedConv", MICROSOFT), ("Conv", NCHWC)):
-    register(_op, TABLE["", "Conv"], _domain)
+register("FusedGemm", TABLE["", "Gemm"], MICROSOFT)
+register("FusedConv", TABLE["", "Conv"], MICROSOFT)
+# On a CPU ONNX Runtime lays channels out in blocks, padded to full ones, until they are put back.
+register("Conv", TABLE["", "Conv"], NCHWC)
 
 
 @of_ops("ReorderOutput", domain=NCHWC)
@@ -65,11 +66,6 @@ def _reorder_output(call: Call) -> None:
     batch, _, *spatial = call.shape(0)
     channels = call.attr("channels")
     call.set(0, None, (batch, *spatial, channels) if call.attr("channels_last", 0) else (batch, channels, *spatial))
-
-
-@of_ops("FusedGemm", domain=MICROSOFT)
-def _fused_gemm(call: Call) -> None:
-    TABLE["", "Gemm"](call)
 
 
 @of_ops("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT)
